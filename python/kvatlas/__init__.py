@@ -1,9 +1,9 @@
 """An exact index of the KV-cache blocks that a fleet of inference engines holds.
 
-`BlockIndex` records what engines announce and answers how much of a prompt each worker holds, right now.
-`content_hashes` and `prefix_hashes` name blocks by their tokens. `Service` follows engines and answers over HTTP,
-`Client` and `AsyncClient` ask it; they are imported when they are first used. `kvatlas.reference` is the index in plain
-Python, slow and obviously right.
+`BlockIndex` records the events that engines announce and returns how much of a prompt each worker holds at present.
+`content_hashes` and `prefix_hashes` name blocks by their tokens. `Service` follows engines and answers over HTTP;
+`Client` and `AsyncClient` query it. Both are imported when first used. `kvatlas.reference` is the index in plain
+Python, slow and simple enough to be checked by reading.
 """
 
 import importlib as _importlib

@@ -1,4 +1,4 @@
-"""`python -m kvatlas`: the command `kvatlas`."""
+"""Entry point of `python -m kvatlas`, which runs the command `kvatlas`."""
 
 from kvatlas.cli import main
 

@@ -1,7 +1,8 @@
 """Choice of the native extension: `kvatlas._native` comes from the package `kvatlas-lab` where that is installed.
 
-The laboratory's extension contains the product's. A process may load only one of them, because neither accepts objects
-of the other. So the laboratory's takes the name `kvatlas._native` before anything imports the product's.
+The laboratory's extension contains everything of the product's. A process may load only one of them, because neither
+accepts objects of the other. So the laboratory's extension takes the name `kvatlas._native` before anything imports the
+product's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ LABORATORY = "kvatlas-lab"
 
 
 def choose() -> None:
-    """Let `kvatlas._native` be the laboratory's extension if it is installed in the version of kvatlas."""
+    """Let `kvatlas._native` be the extension of `kvatlas-lab`, if that is installed in the same version as kvatlas."""
     if importlib.util.find_spec("kvatlas_lab") is None or not _fits():
         return
     try:
@@ -25,7 +26,7 @@ def choose() -> None:
 
 
 def other_version() -> str | None:
-    """The installed laboratory's version if it differs from the version of kvatlas, else None."""
+    """The version of the installed package `kvatlas-lab` if it differs from the version of kvatlas, else None."""
     its = _version(LABORATORY)
     return None if its == _version("kvatlas") else its
 

@@ -1,4 +1,4 @@
-"""Check for optional dependencies, which extras install."""
+"""Check that optional dependencies, which extras of the package install, are present."""
 
 from __future__ import annotations
 

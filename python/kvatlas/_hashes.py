@@ -1,4 +1,4 @@
-"""64-bit hashes as numpy arrays, and how to spread them."""
+"""64-bit hashes as numpy arrays, and a function that spreads numbers evenly over 64 bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def mix(values: Hashes) -> Hashes:
-    """Spread `values` over the 64 bits (the finalizer of SplitMix64: a bijection, so distinct stay distinct)."""
+    """Spread `values` evenly over 64 bits, by a bijection: distinct values stay distinct.
+
+    The function is the finalizer of SplitMix64.
+    """
     x = (values ^ (values >> _S30)) * _M1
     x = (x ^ (x >> _S27)) * _M2
     return x ^ (x >> _S31)

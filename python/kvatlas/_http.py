@@ -1,6 +1,6 @@
-"""Common code of the HTTP clients of kvatlas: addresses, bearer keys, settings of httpx, and its errors in words.
+"""Common code of the HTTP clients of kvatlas: addresses, bearer keys, settings of httpx, descriptions of its errors.
 
-The clients of the service, the discovery of engines and the tokenizer that asks an engine are built on it.
+Used by the clients of the service, the discovery of engines and the tokenizer that asks an engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _KEY = re.compile(r"[!-~]+", re.ASCII)
 
 
 def checked_url(url: str) -> str:
-    """The base address of a server, without a trailing slash, and without the `/v1` of an OpenAI client's base URL.
+    """Check the base address of a server.
+
+    Returns it without a trailing slash, and without the `/v1` of an OpenAI client's base URL.
 
     Raises:
         ValueError: The address is not valid; the message says why.
@@ -53,12 +55,12 @@ def is_bearer(key: str) -> bool:
 
 
 def authorization(key: str | None) -> dict[str, str]:
-    """The header that shows a bearer key; nothing without a key."""
+    """The HTTP header that carries a bearer key; empty without a key."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 async def read_whole(answer: httpx.Response, most: int) -> bytes | None:
-    """The body of an answer as it was sent; None if it exceeds the limit, or is compressed and so unbounded."""
+    """Read the body of an answer as it was sent; None if it exceeds `most` bytes, or is compressed and so unbounded."""
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         return None
     body = bytearray()
@@ -70,10 +72,10 @@ async def read_whole(answer: httpx.Response, most: int) -> bytes | None:
 
 
 def tls_context(client_cert: ClientCert | None = None, trusted: str | None = None) -> ssl.SSLContext:
-    """A TLS context that trusts the certificates in a file, or the system's, and presents a client certificate.
+    """Create a TLS context that trusts the certificates in a file, or the system's, and presents a client certificate.
 
     Raises:
-        InvalidArgumentError: The own certificate or its key cannot be used ("invalid_certificate").
+        InvalidArgumentError: The client certificate or its key cannot be used ("invalid_certificate").
     """
     context = ssl.create_default_context(cafile=trusted)
     if client_cert is not None:
@@ -129,9 +131,9 @@ def options(
 
 
 def failure(error: Exception) -> tuple[str, str]:
-    """The code of an error of httpx, "timeout" or "unreachable", and what the server did in words.
+    """The code of an error of httpx, "timeout" or "unreachable", and a description.
 
-    The words continue a sentence that begins with the server: "did not answer in time".
+    The description continues a sentence that begins with the server: "did not answer in time".
     """
     if isinstance(error, httpx.TimeoutException):
         return "timeout", "did not answer in time"
@@ -141,7 +143,7 @@ def failure(error: Exception) -> tuple[str, str]:
 
 
 def origin(error: BaseException) -> BaseException:
-    """The operating system's error at the bottom of a chain of httpx errors; the error itself if there is none."""
+    """The operating system's error that caused a chain of httpx errors; the given error itself if there is none."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLError) or (isinstance(cause, OSError) and cause.errno):
@@ -151,7 +153,7 @@ def origin(error: BaseException) -> BaseException:
 
 
 def reason(error: BaseException) -> str:
-    """The system's error in words."""
+    """Description of the operating system's error that caused an error."""
     cause = origin(error)
     if isinstance(cause, socket.gaierror) and cause.strerror:
         return cause.strerror

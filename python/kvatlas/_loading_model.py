@@ -1,8 +1,8 @@
-"""The literal model of what engines can load: a part of `kvatlas.reference`.
+"""A literal model of the blocks that engines can load from host memory, disks and pools: a part of `kvatlas.reference`.
 
-What a name has meant is never forgotten here, so any name can be followed to the beginning of its prompt; the index
-remembers that beginning as long as the name is held. A pool says what a name means as long as it has the block, or one
-that continues it.
+The model never forgets for which block a block hash (name) has stood, so any name can be followed to the beginning of
+its prompt; the index remembers that beginning only as long as the name is held. For a pool, a name stands for a block
+as long as the pool has the block, or one that continues it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,14 +17,16 @@ __all__ = ["Held", "LoadingModel", "ReferenceLoading"]
 
 Name = int | bytes
 Block = tuple[Name | None, int]
-"""Name of the parent, None at the beginning of a prompt, and content hash."""
+"""Block hash of a block's parent, None at the beginning of a prompt, and the block's content hash."""
 Held = Mapping[Tier, Mapping[Name, Block]]
-"""Blocks that a rank holds on each of its tiers, as far as it has any there."""
+"""Blocks that a rank holds on each of its tiers; tiers without blocks may be missing."""
 Chain = tuple[int, ...]
-"""Contents of a prompt's first blocks."""
+"""Content hashes of a prompt's leading blocks."""
 Ranks = Mapping[tuple[str, int], Held]
 Source = tuple[int, Callable[[int, int, Chain], Segment | None]]
-"""Blocks in a chunk, and what has the chunk that ends with a chain: from, to and the chain -> the segment."""
+"""A source of blocks: the number of blocks in a chunk, and a function of start, end and chain that returns the segment
+for the chunk at the chain's end, or None.
+"""
 OWN: tuple[Tier, ...] = ("cpu", "disk", "external")
 
 
@@ -32,8 +34,9 @@ OWN: tuple[Tier, ...] = ("cpu", "disk", "external")
 class Pool:
     """A store that several workers share: its settings, and its blocks with the time of the last announcement.
 
-    `meant` has all names that it ever had. `known` has those whose meaning it still tells: of its blocks, and of
-    blocks that were taken out while others continued them, as long as one of these is there.
+    `meant` has the meaning (parent and content) of all block hashes that the pool ever had. `known` has the block
+    hashes whose meaning still counts: those of the pool's blocks, and of removed blocks as long as the pool has a block
+    that continues them.
     """
 
     name: str
@@ -48,19 +51,19 @@ class Pool:
     seen: dict[Name, float] = field(default_factory=dict)
 
     def block(self, name: Name) -> Block | None:
-        """The block that a name means, as far as the pool tells."""
+        """The block for which a block hash stands in the pool; None if unknown."""
         return self.meant[name] if name in self.known else None
 
     def take(self, name: Name) -> bool:
-        """Take a block out. Returns false if it is not there."""
+        """Remove a block from the pool. Returns False if the pool does not have it."""
         is_there = self.seen.pop(name, None) is not None
         self.forget_unused()
         return is_there
 
     def forget_unused(self) -> None:
-        """Tell no more what a name means if neither its block nor one that continues it is there.
+        """Forget the meaning of block hashes whose blocks are gone, unless the pool has a block that continues them.
 
-        A block that comes later and continues it does not bring its meaning back.
+        A block that comes later and continues a forgotten one does not bring its meaning back.
         """
         kept: set[Name | None] = set(self.seen)
         while more := {self.meant[name][0] for name in self.known & kept} & self.known - kept:
@@ -73,14 +76,18 @@ class Pool:
 
 @dataclass
 class OffloadSettings:
-    """A worker's engine that offloads: blocks in a chunk of each tier; whether resets keep them, None if not known."""
+    """Settings of an engine that offloads blocks to other tiers.
+
+    `chunks`: number of blocks in a chunk of each tier. `resets_keep`: True if a reset of the prefix cache keeps
+    offloaded blocks; None if unknown.
+    """
 
     chunks: Mapping[Tier, int]
     resets_keep: bool | None
 
 
 class LoadingModel:
-    """Settings of workers, pools, and what names have meant."""
+    """Settings of workers, pools, and the blocks for which block hashes have stood."""
 
     def __init__(self) -> None:
         self.offloading: dict[str, OffloadSettings] = {}
@@ -100,12 +107,15 @@ class LoadingModel:
         return next((pool for pool in self.pools_of(worker) if pool.tier == tier), None)
 
     def in_pools(self, worker: str, name: Name) -> Block | None:
-        """The block that a name means in the pools that a worker may load from."""
+        """The block for which a block hash stands in the pools from which a worker may load; None if unknown."""
         blocks = (pool.block(name) for pool in self.pools_of(worker))
         return next((block for block in blocks if block is not None), None)
 
     def stored(self, worker: str, rank: int, tier: Tier, name: Name, block: Block) -> None:
-        """A rank has a block that means this. What the device says of a name counts in pools too."""
+        """Record the block for which a rank's block hash stands.
+
+        For the tier "gpu", the meaning replaces the one in pools too.
+        """
         self.meant.setdefault((worker, rank), {})[name] = block
         for pool in self.pools_of(worker) if tier == "gpu" else ():
             if name in pool.meant:
@@ -113,7 +123,10 @@ class LoadingModel:
                 pool.forget_unused()
 
     def store_in_pool(self, pool: Pool, name: Name, known: Iterable[Block | None], said: Block) -> None:
-        """Put a block into a pool: what it means comes from the first of these that is known, then from the event."""
+        """Put a block into a pool.
+
+        Its parent and content are the first of `known` that is not None, else those of the event (`said`).
+        """
         pool.meant[name] = next((block for block in known if block is not None), said)
         pool.known.add(name)
         pool.seen.pop(name, None)
@@ -123,12 +136,15 @@ class LoadingModel:
 
     @staticmethod
     def keep_to_room(pool: Pool) -> None:
-        """Take out of a pool what it has no room for: what was announced longest ago."""
+        """Remove the blocks announced longest ago from a pool until it is within its capacity."""
         while pool.room is not None and len(pool.seen) > pool.room:
             pool.take(next(iter(pool.seen)))
 
     def lose(self, name: str, ended: Sequence[int]) -> int:
-        """The chunk that ends so is gone from a pool, and all that continues it. Returns how many blocks are gone."""
+        """Remove the blocks that begin with the content hashes `ended` from a pool.
+
+        Returns the number of removed blocks.
+        """
         pool = self.pools.get(name)
         if pool is None:
             return 0
@@ -140,7 +156,10 @@ class LoadingModel:
         return len(gone)
 
     def find(self, ranks: Ranks, query: Sequence[int]) -> list[Loadable]:
-        """Find what each rank can use of a prompt that offloads, or may load from a pool."""
+        """Find the blocks of a prompt that each rank can load.
+
+        Ranks that have not offloaded blocks and belong to no pool are left out.
+        """
         registered = {worker for worker, _ in ranks}
         named = {
             (worker, 0) for pool in self.pools.values() for worker in pool.members or () if worker not in registered
@@ -188,9 +207,9 @@ def own_source(tier: Tier, chains: set[Chain | None]) -> Callable[[int, int, Cha
 
 
 class Chains:
-    """Contents of all blocks up to the one of a given name, from the beginning; None if one of them is not known.
+    """Content hashes of all blocks from the beginning of a prompt up to a given block hash; None if one is unknown.
 
-    `pools`: the names of each pool that names blocks alike, and the chains that are known there.
+    `pools`: for each pool with the same block hashes, its block hashes and the chains known there.
     """
 
     def __init__(
@@ -219,7 +238,10 @@ class Chains:
 
 
 def walk(begun: list[Segment], sources: Sequence[Source], query: Chain) -> list[Segment]:
-    """Continue segments chunk by chunk, each from the first source that has it. Chunks of n begin at multiples of n."""
+    """Continue the loadable segments of a prompt chunk by chunk, each from the first source that has it.
+
+    Chunks of n blocks begin at multiples of n.
+    """
     segments = list(begun)
     while True:
         at = segments[-1].end if segments else 0
@@ -237,7 +259,7 @@ def walk(begun: list[Segment], sources: Sequence[Source], query: Chain) -> list[
 
 
 class ReferenceLoading:
-    """The part of the model that knows what engines can load: see `kvatlas._native.LoadableIndex`."""
+    """The part of the model for blocks that engines can load: see `kvatlas._native.LoadableIndex`."""
 
     def __init__(
         self,

@@ -13,20 +13,21 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """SIGTERM and SIGINT as requests to stop, and SIGHUP as one to read settings again.
+    """SIGTERM and SIGINT as requests to stop the process, and SIGHUP as a request to read the settings again.
 
-    Handlers run in the main thread, between any two of its steps. They put into a `SimpleQueue` because that may be
-    interrupted by itself. The lock of a `threading.Event` may not: a signal at the wrong moment would hang the process.
+    Handlers run in the main thread, between any two of its steps. They use a `SimpleQueue`, whose methods may be
+    interrupted by themselves. The lock of a `threading.Event` may not: a signal at the wrong moment would hang the
+    process.
 
     Attributes:
         number: The first signal that asked to stop; 0 before.
     """
 
     def __init__(self, again: Callable[[int], None] | None = None) -> None:
-        """Await signals.
+        """Begin to record signals.
 
         Args:
-            again: Called with each further signal that asks to stop. These are ignored if not given.
+            again: Called with the number of each further signal that requests to stop; None to ignore them.
         """
         self.number = 0
         self._again = again
@@ -34,14 +35,14 @@ class StopSignals:
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for a signal, at most `seconds`; None for any time. Returns true once one has asked to stop."""
+        """Wait for a signal, at most `seconds`; None for any time. Returns True once a signal has requested to stop."""
         if not self.number:
             with contextlib.suppress(queue.Empty):
                 self._woken.get(timeout=seconds)
         return self.number != 0
 
     def take_reload(self) -> bool:
-        """Return true if SIGHUP has come since the last call."""
+        """Return True if SIGHUP has come since the last call."""
         had, self._reload = self._reload, False
         return had
 
@@ -60,11 +61,11 @@ class StopSignals:
 
 @contextmanager
 def stop_signals(again: Callable[[int], None] | None = None, reload: bool = False) -> Iterator[StopSignals]:
-    """A context, for the main thread, in which SIGTERM and SIGINT ask to stop.
+    """A context, for the main thread, in which SIGTERM and SIGINT request to stop.
 
     Args:
-        again: Called with each signal after the first one.
-        reload: If SIGHUP, too, is taken.
+        again: Called with the number of each signal after the first one.
+        reload: True to handle SIGHUP as well.
     """
     stop = StopSignals(again)
     before = {number: signal.signal(number, stop.handle) for number in SIGNALS}

@@ -1,4 +1,4 @@
-"""Tables for a terminal that keep words whole when it is narrow."""
+"""Tables for a terminal that keep words whole when the terminal is narrow."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def make_table(
     styles: Sequence[str | None] = (),
     expendable: Sequence[int] = (),
 ) -> Table:
-    """A table of plain text, at most `width` characters wide.
+    """Make a table of plain text, at most `width` characters wide.
 
     Headers break between words, and so do the cells of the columns in `wrap`; other cells do not break. Columns in
-    `left` are flush left, and the first to break within words if even that is too wide. Before a word breaks, columns
-    in `expendable` are left out, one after the other. `styles`: of the rows.
+    `left` are flush left, and the first to break within words if the table is too wide otherwise. Before a word breaks,
+    columns in `expendable` are left out, one after the other. `styles`: the style of each row.
     """
     kept = list(range(len(columns)))
     for gone in expendable:
@@ -73,7 +73,7 @@ def _widths(
 
 
 def _least(columns: Sequence[str], rows: Sequence[Sequence[str]], wrap: Collection[int]) -> list[int]:
-    """The least width of each column that keeps words whole."""
+    """The minimum width of each column that keeps words whole, in characters."""
     whole = []
     for number, column in enumerate(columns):
         lines = [line for row in rows for line in row[number].split("\n")]

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 NOTHING = "—"
-"""Mark in a table where a mean or share has no values to be taken from."""
+"""Text for a mean or a share that cannot be computed, for lack of values."""
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
@@ -18,7 +18,7 @@ def closest(name: str, names: Iterable[str]) -> str | None:
 def nearest(name: str, names: Iterable[str], *, otherwise: str | None = None) -> str:
     """The end of a message about the unknown `name`: `did you mean 'exact'?`.
 
-    If no name is near: `otherwise`, or all the names: `it must be one of random, exact`.
+    If no name is similar: `otherwise`, or all the names: `it must be one of random, exact`.
     """
     known = list(names)
     near = closest(name, known)
@@ -28,7 +28,7 @@ def nearest(name: str, names: Iterable[str], *, otherwise: str | None = None) ->
 
 
 def counted(number: int, word: str) -> str:
-    """`1 worker`, `2 workers`, `1,204 workers`."""
+    """A number with its noun: `1 worker`, `2 workers`, `1,204 workers`."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
@@ -46,34 +46,34 @@ def short(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage: 0.3734 as `37.3 %`."""
+    """A share as text in percent: 0.3734 as `37.3 %`."""
     return f"{100 * share:.1f} %"
 
 
 def share(part: float, whole: float) -> str:
-    """A part of a whole, `37.3 %`; `—` where there is no whole."""
+    """The ratio of a part to a whole as text, `37.3 %`; `—` if the whole is 0."""
     return percent(part / whole) if whole else NOTHING
 
 
 def nanoseconds(value: float) -> str:
-    """Nanoseconds in the unit that fits, three figures: 1500 as `1.5 µs`."""
+    """A time in nanoseconds as text in the fitting unit, to three figures: 1500 as `1.5 µs`."""
     return _three_figures(value, ((1e9, " s"), (1e6, " ms"), (1e3, " µs"), (1, " ns")))
 
 
 def milliseconds(value: float) -> str:
-    """Milliseconds, above a thousand seconds: `12.5 ms`, `3.2 s`."""
+    """A time in milliseconds as text, in seconds if above a thousand: `12.5 ms`, `3.2 s`."""
     return f"{value:,.1f} ms" if value < 1000 else f"{value / 1000:,.1f} s"
 
 
 def seconds(value: float) -> str:
-    """Seconds to two or three significant figures: `0.31 s`, `12.5 s`, `140 s`."""
+    """A time in seconds as text, to two or three significant figures: `0.31 s`, `12.5 s`, `140 s`."""
     if value >= 100:
         return f"{value:,.0f} s"
     return f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
 
 
 def duration(value: float) -> str:
-    """A duration in words: `45 seconds`, `12 minutes`, `3.5 hours`."""
+    """A duration in seconds as text: `45 seconds`, `12 minutes`, `3.5 hours`."""
     if value >= 7200:
         return f"{value / 3600:.1f} hours"
     return f"{value / 60:.0f} minutes" if value >= 120 else f"{value:.0f} seconds"

@@ -1,4 +1,4 @@
-"""The errors of kvatlas: one hierarchy of classes, with codes that stay the same in every release.
+"""The exceptions of kvatlas: one hierarchy of classes, with codes that are the same in every release.
 
 Each class is also a subclass of the matching built-in exception, so generic handlers catch it as usual. The docstring
 of each class lists all codes that it can have.
@@ -48,29 +48,7 @@ class KvatlasError(Exception):
 
 
 class InvalidArgumentError(KvatlasError, ValueError):
-    """A value of the right type that is invalid: out of range, unknown, or inconsistent with another.
-
-    Codes of all parts: "invalid_argument", "out_of_range", "missing_argument", "conflicting_arguments",
-    "invalid_string", "length_mismatch", "wrong_shape".
-
-    Blocks and tokens: "invalid_block_size", "token_count", "token_bytes", "unknown_tier", "unknown_dialect",
-    "no_tokens".
-
-    Clients and tokenizers: "invalid_url", "invalid_key", "invalid_certificate", "invalid_messages".
-
-    Trees: "unknown_policy", "invalid_page_size", "invalid_snapshot", "evicted_node", "not_in_use",
-    "foreign_node", "no_thread".
-
-    Lab: "unknown_rung", "never_strict", "unknown_search", "unknown_layout", "invalid_jump_size",
-    "invalid_group_size", "invalid_sparse_step", "plan", "plan_file", "irregular_array", "options", "index".
-
-    Sites: "invalid_site_name", "invalid_grain", "invalid_duration", "invalid_digest", "other_grain", "whole_wanted",
-    "too_many_sites".
-
-    Routing: "unknown_worker", "block_size_mismatch".
-
-    Simulated engines: "bad_engine", "bad_rank", "bad_faults", "bad_request", "too_long".
-    """
+    """A value of the right type that is invalid: out of range, unknown, or inconsistent with another value."""
 
     code = "invalid_argument"
 
@@ -103,19 +81,13 @@ class ConfigError(InvalidArgumentError):
 
 
 class MissingExtraError(KvatlasError, ImportError):
-    """A package that this part of kvatlas needs is not installed. Code: "missing_extra".
-
-    The message names the extra that installs it: `pip install 'kvatlas[tokenizer]'`.
-    """
+    """A package that a part of kvatlas needs is not installed. Code: "missing_extra"."""
 
     code = "missing_extra"
 
 
 class UnknownParentError(InvalidArgumentError, LookupError):
-    """A store continues a block that its worker does not hold, and the design cannot keep unlinked blocks.
-
-    Code: "unknown_parent".
-    """
+    """A store continues a block that its worker does not hold, and the index design cannot keep unlinked blocks."""
 
     code = "unknown_parent"
 
@@ -136,19 +108,11 @@ class ServiceError(KvatlasError, RuntimeError):
 
 
 class DiscoveryError(KvatlasError, RuntimeError):
-    """An engine cannot be registered as it is, or its source does not answer. `kvatlas serve` logs it and tries again.
-
-    Codes: "unreachable", "timeout", "http_" and the status of a refusal, "bad_answer", "no_events" (the engine does not
-    publish events that can be followed), "unknown_address" (it does not report its event sockets), "unusable_address",
-    "refused" (the service did not accept the registration), "discovery". Of a cluster: "no_token", "no_namespace" and
-    "no_authority" (the service account cannot be used), "gone" (the changes asked for are lost), "no_watch_list". Of a
-    pod that is left out: "no_address", "ended", "not_leader", "bad_annotation", "too_many". Of an InferencePool:
-    "no_pool", "bad_pool". Of an InferenceObjective that is left out: "bad_objective". Of a file of engines that listed
-    some and lists none any more: "empty_file".
+    """An engine cannot be registered as it is, or the source of engines does not answer.
 
     Attributes:
-        temporary: Whether waiting may help, because the engine is starting or unreachable.
-        after: The seconds after which the other side wants to be asked again; None if it did not say.
+        temporary: True if a later try may succeed, because the engine is starting or unreachable.
+        after: Seconds after which the other side asks for a retry; None if it gave none.
     """
 
     code = "discovery"
@@ -267,12 +231,12 @@ class MeasurementError(KvatlasError, RuntimeError):
 
 
 class JournalError(KvatlasError, ValueError):
-    """A file that does not hold measurements. Code: "invalid_journal"."""
+    """A file that does not contain measurements. Code: "invalid_journal"."""
 
     code = "invalid_journal"
 
 
 class PageError(KvatlasError, ValueError):
-    """A document lacks the place for figures, or a file lacks the figures. Code: "invalid_page"."""
+    """An HTML document lacks the place for figures, or a file lacks the figures. Code: "invalid_page"."""
 
     code = "invalid_page"

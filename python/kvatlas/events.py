@@ -1,6 +1,6 @@
 """Events that change a worker's blocks: `BlockIndex.dump` returns them, `BlockIndex.apply` applies them.
 
-Each event is a method of the index written down; its fields are that method's arguments.
+Each event stands for a call of a method of the index; its fields are the method's arguments.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ __all__ = ["Clear", "Drop", "Event", "Remove", "Store"]
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Consecutive blocks of one chain were cached.
+    """An event: consecutive blocks of one chain were cached.
 
     Attributes:
         worker: The worker's name.
         block_hashes: The engine's names of the blocks, shape (n,).
         content_hashes: Content hashes of the blocks, shape (n,), each from 0 to 2**64 - 1.
-        parent: The name of the block before the first; None at the beginning of a prompt.
+        parent: The engine's name of the block before the first; None at the beginning of a prompt.
         rank: Data-parallel rank.
         tier: The tier of the blocks:  "gpu", "cpu", "disk" or "external".
     """
@@ -34,7 +34,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Blocks were evicted, one copy of each.
+    """An event: blocks were evicted, one copy of each.
 
     Attributes:
         worker: The worker's name.
@@ -51,7 +51,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """A worker lost all blocks, or those of one rank, one tier or both.
+    """An event: a worker lost all blocks, or those of one rank, one tier or both.
 
     Attributes:
         worker: The worker's name.
@@ -66,7 +66,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A worker is gone.
+    """An event: a worker left the fleet.
 
     Attributes:
         worker: The worker's name.

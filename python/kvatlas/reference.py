@@ -1,7 +1,7 @@
 """The literal model of the index: `ReferenceIndex` has the methods of `kvatlas.BlockIndex` in plain Python.
 
-This is the specification, and the oracle that the index is tested against. It is slow, checks none of its
-arguments, and every method means exactly what its few lines say.
+The model is the specification, against which the index is tested. It is slow, does not check its arguments, and every
+method does exactly what its few lines say.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,20 +21,20 @@ Name = int | bytes
 Names = Sequence[Name] | NDArray[Any]
 Ints = Sequence[int] | NDArray[Any]
 Blocks = dict[Name, tuple[Name | None, int]]
-"""Blocks held: name -> (name of the parent, content hash)."""
+"""Blocks held, by block hash: (block hash of the parent, content hash)."""
 
 
 Undescribed = dict[Name, list[Tier]]
-"""Copies of blocks whose names alone are known: name -> the tier of each copy."""
+"""Copies of blocks without known contents: the tier of each copy, by block hash."""
 
 
 Children = dict[tuple[Name | None, int], set[Name]]
-"""Children: (name of a block or None for the root, content hash) -> names of the blocks that continue it so."""
+"""Block hashes of children, by (block hash of the parent or None for the root, content hash of the child)."""
 
 
 TIERS: tuple[Tier, ...] = ("gpu", "cpu", "disk", "external")
 NEARER: dict[Tier, tuple[Tier, ...]] = {tier: TIERS[1 : number + 1] for number, tier in enumerate(TIERS)}
-"""Tiers up to each tier: tier -> itself and those between it and the device."""
+"""For each tier, that tier and all tiers between it and the device."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Rank:
         return self.views
 
     def within(self, tiers: Sequence[Tier]) -> Blocks:
-        """The blocks that are offloaded to any of these tiers."""
+        """The blocks that are offloaded to any of the given tiers."""
         return {n: block for n, block in self.offloaded.items() if any(t in self.offloaded_copies[n] for t in tiers)}
 
 
@@ -67,7 +67,7 @@ def group(blocks: Blocks) -> Children:
 
 
 def depth(children: Children, query: Sequence[int]) -> int:
-    """Depth of a query: its leading blocks that form a chain from the root, linked by their parents' names."""
+    """Number of leading blocks of a query that form a chain of held blocks from the root, linked by their parents."""
     frontier: set[Name | None] = {None}
     for i, content in enumerate(query):
         frontier = {child for name in frontier for child in children.get((name, content), ())}
@@ -77,7 +77,7 @@ def depth(children: Children, query: Sequence[int]) -> int:
 
 
 def linked(children: Children) -> set[Name | None]:
-    """Blocks whose chain to the root is complete, and the root itself."""
+    """Block hashes whose chain to the root is complete, and None for the root itself."""
     reached: set[Name | None] = {None}
     while more := {name for (parent, _), names in children.items() if parent in reached for name in names} - reached:
         reached |= more
@@ -85,7 +85,7 @@ def linked(children: Children) -> set[Name | None]:
 
 
 class ReferenceMatch:
-    """Answer to a query: see `kvatlas.Match`."""
+    """Answer to a query, like `kvatlas.Match`."""
 
     unit: Final = "blocks"
 
@@ -126,7 +126,7 @@ class ReferenceMatch:
 
 
 class ReferenceIndex:
-    """The index as dicts: see `kvatlas.BlockIndex`."""
+    """The index as plain dicts, like `kvatlas.BlockIndex`."""
 
     def __init__(self, block_size: int = 16, count_copies: bool = True) -> None:
         self.block_size = block_size
@@ -176,9 +176,9 @@ class ReferenceIndex:
         return None
 
     def store_known(self, worker: str, *, block_hashes: Names, rank: int = 0, tier: Tier = "cpu") -> None:
-        """Store blocks that are given by name only, as the rank or its pools know them.
+        """Store blocks given by block hash only, with the contents that the rank or its pools know.
 
-        What neither knows counts from the next store that says what it contains, unless it is removed before.
+        Blocks whose contents are unknown count from the next store that gives them, unless removed before.
         """
         for name in block_hashes:
             held = self._ranks.get(worker, {}).get(rank, Rank())
@@ -291,7 +291,7 @@ class ReferenceIndex:
     def _contents(
         self, tokens: Ints | None, content_hashes: Ints | None, lora: str | None, salt: str | None
     ) -> list[int]:
-        """The content hashes as given, or computed from tokens: exactly one of the two."""
+        """The content hashes as given, or computed from tokens. Exactly one of the two must be given."""
         if tokens is None:
             assert content_hashes is not None
             assert lora is None
@@ -314,7 +314,7 @@ class ReferenceIndex:
         return f"ReferenceIndex(block_size={self.block_size}{copies}, {blocks})"
 
     def stats(self) -> dict[str, int]:
-        """The numbers of `BlockIndex.stats` that do not depend on how an index is made."""
+        """The statistics of `BlockIndex.stats` that do not depend on the implementation."""
         workers = self.workers()
         ranks = [held for *_, held in self._each_rank()]
         return {
@@ -326,7 +326,7 @@ class ReferenceIndex:
         }
 
     def dump(self) -> list[Store]:
-        """One store for each copy of each block."""
+        """The contents as events: one store for each copy of each block."""
         events = []
         for worker, rank, held in self._each_rank():
             for name, (parent, content) in held.device.items():

@@ -1,7 +1,8 @@
-"""Many sites under one sparse index: bounds on how much of a prompt each site holds, and which sites to ask.
+"""Several sites under one sparse index: bounds on how much of a prompt each site holds, and the sites to query.
 
-A site is a fleet with an exact index of its own. `SitePublisher` makes digests of that index, `Sites` takes in those of
-all sites and answers with bounds, and `SiteChoice` says which sites' exact indexes to ask for one request.
+A site is a fleet with an exact index of its own. `SitePublisher` makes digests of a site's index, `Sites` collects the
+digests of all sites and answers queries with bounds, and `SiteChoice` decides which sites' exact indexes to query for
+one request.
 
     choice = SiteChoice(sites.find(tokens=tokens), load=lambda site: waiting[site])
     while (question := choice.next()) is not None:
@@ -20,7 +21,7 @@ __all__ = ["Question", "SiteChoice", "SitePublisher", "Sites", "SitesMatch"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Site to ask, with the bounds in blocks that its answer can be compared with (`Sites.compare`)."""
+    """Site to query, with the bounds, in blocks, with which its answer can be compared (`Sites.compare`)."""
 
     site: str
     at_least: int
@@ -32,19 +33,21 @@ def _no_load(_site: str) -> float:
 
 
 class SiteChoice:
-    """Choice of the sites to ask for one request, one after the other.
+    """Choice of the sites to query for one request, one after another.
 
-    The first is the least loaded of those with the highest lower bound. Another site is asked only if it may hold more
-    than `more` blocks beyond the best answer so far. Of sites with equal bounds not all are asked: they differ by less
-    than a grain. A doubted site whose turn it is (`SitesMatch.probe`) is asked last.
+    The first is the least loaded of the sites with the highest lower bound. Another site is queried only if it may hold
+    more than `more` blocks beyond the best answer so far. Of sites with equal bounds not all are queried, as they
+    differ by less than a grain (the resolution of the bounds). A site whose digest is doubted and due for a check
+    (`SitesMatch.probe`) is queried last.
 
     Args:
         match: The result of `Sites.find`.
-        load: Function from a site's name to its load, in any unit.
-        more: Number of blocks by which another site must be able to exceed the best answer. At least a grain, else all
-            sites of a level are asked until one reaches its upper bound; the width of the bounds if not given.
-        most: Maximum number of sites to ask, without a probe.
-        usable: Function from a site's name to whether it may be asked; all may if not given.
+        load: Function that returns the load of a site, in any unit, from its name.
+        more: Number of blocks by which another site must be able to exceed the best answer. Use at least a grain; with
+            less, all sites with equal bounds are queried until one reaches its upper bound. Default: the width of the
+            bounds.
+        most: Maximum number of sites to query, not counting a check of a doubted site.
+        usable: Function that returns, from a site's name, True if the site may be queried; default: all sites.
     """
 
     def __init__(
@@ -68,16 +71,16 @@ class SiteChoice:
 
     @property
     def best(self) -> int:
-        """The best answer so far, in blocks; 0 before the first."""
+        """Best answer so far, in blocks; 0 before the first answer."""
         return self._best or 0
 
     @property
     def asked(self) -> int:
-        """The number of sites that were asked."""
+        """Number of sites that were queried."""
         return len(self._asked)
 
     def next(self) -> Question | None:
-        """The site to ask next; None if no other site can be much better than the best answer."""
+        """Site to query next; None if no other site can be much better than the best answer."""
         question = self._another()
         if question is None and self._probe is not None:
             site, at_least = self._probe
@@ -99,6 +102,6 @@ class SiteChoice:
         return None
 
     def answered(self, site: str, depth: int) -> None:
-        """Record the answer of a site's exact index: its deepest worker holds `depth` blocks of the prompt."""
+        """Record the answer of a site's exact index: the site's deepest worker holds `depth` blocks of the prompt."""
         self._asked.add(site)
         self._best = max(self.best, depth)

@@ -59,92 +59,95 @@ Dialect: TypeAlias = Literal["vllm", "sglang", "vllm-arrays", "sglang-arrays"]
 """Encoding of an engine's events: the current form, or the older form of arrays."""
 
 EvictionPolicy: TypeAlias = Literal["lru", "lfu", "fifo", "mru", "filo", "priority"]
-"""Order in which a tree evicts."""
+"""Order in which a tree evicts its entries."""
 
 Search: TypeAlias = Literal["jump", "bisect"]
-"""Search within a failed jump of a positional index: position by position, or by bisection."""
+"""Search method of a positional index after a failed jump: position by position, or by bisection."""
 
 Layout: TypeAlias = Literal["map", "arrays"]
 """Data structure in which a positional index keeps its entries."""
 
 
 class Segment(NamedTuple):
-    """Consecutive blocks of a prompt that an engine has, or can load, from one place."""
+    """Consecutive blocks of a prompt that an engine has, or can load, from one tier."""
 
     start: int
-    """Blocks of the prompt before it."""
+    """Number of blocks of the prompt before the segment."""
     end: int
-    """Blocks of the prompt up to its end."""
+    """Number of blocks of the prompt up to the end of the segment."""
     tier: Tier
-    """Tier that has it."""
+    """Tier that has the blocks."""
     pool: str | None
-    """Pool that has it; None where it is the worker's own."""
+    """Pool that has the blocks; None if the tier is the worker's own."""
     is_certain: bool
-    """True if its end would have been announced."""
+    """True if an eviction of the blocks would have been announced."""
     age: float | None
-    """Seconds since the oldest of its chunks was last announced, in a pool."""
+    """Seconds since the last announcement of the chunk that was announced longest ago; None outside pools."""
 
 
 class Loadable(NamedTuple):
     """Part of a prompt that an engine can use without computing it."""
 
     worker: str
-    """The worker."""
+    """Name of the worker."""
     rank: int
-    """The rank of the worker."""
+    """Data-parallel rank of the worker."""
     device: int
-    """Leading blocks on the device."""
+    """Number of leading blocks in device memory."""
     host: int
-    """Leading blocks in whole chunks of host memory alone: what another engine can pull from it."""
+    """Number of leading blocks in whole chunks of host memory, which other engines can pull."""
     may_hold_more: bool
-    """True if a reset may have left blocks in host memory that are not counted."""
+    """True if host memory may hold more blocks than are counted, because a reset was announced."""
     segments: tuple[Segment, ...]
-    """Sources of the blocks, in the order of the prompt and without a gap."""
+    """Segments of the prompt with their tiers, in the order of the prompt and without a gap."""
 
     @property
     def depth(self) -> int:
-        """Leading blocks that the engine can use without computing them."""
+        """Number of leading blocks that the engine can use without computing them."""
         return self.segments[-1].end if self.segments else 0
 
     @property
     def own_depth(self) -> int:
-        """Leading blocks that the engine has on its device, continued by those in its host memory."""
+        """Number of leading blocks that the engine has in device memory, continued by those in its host memory."""
         own = itertools.takewhile(lambda it: it.pool is None and it.tier in ("gpu", "cpu"), self.segments)
         return max((segment.end for segment in own), default=0)
 
 
 @runtime_checkable
 class PrefixMatch(Protocol):
-    """Depth of each worker or tenant at one moment: how much of a prompt it has, counted from the beginning."""
+    """Depth of each worker or tenant at one moment: the length of the prefix of a prompt that it has."""
 
     @property
     def depth(self) -> int:
-        """The greatest depth of any worker; 0 if no worker has any of it."""
+        """Greatest depth of any worker; 0 if no worker has the beginning of the prompt."""
 
     @property
     def length(self) -> int:
-        """The length of the prompt in the same unit, the maximum of a depth."""
+        """Length of the prompt in the unit of the depths: the maximum of a depth."""
 
     @property
     def unit(self) -> Unit:
-        """The unit of depths and length."""
+        """Unit of the depths and the length."""
 
     def levels(self) -> Sequence[tuple[int, Sequence[str]]]:
-        """The names grouped by depth, deepest first; those that have nothing are left out."""
+        """Names grouped by depth, deepest first; names with depth 0 are left out."""
 
     def scores(self) -> Mapping[str, int]:
-        """The depths by name; those that have nothing are left out."""
+        """Depths by name; names with depth 0 are left out."""
 
     def best(self, top_k: int = 1, among: Collection[str] | None = None) -> Sequence[tuple[str, int]]:
-        """The deepest names with their depths, at most `top_k`, deepest first; only names in `among`, if given."""
+        """Deepest names with their depths, at most `top_k`, deepest first; only names in `among`, if given."""
 
 
 @runtime_checkable
 class PrefixIndex(Protocol):
-    """Index that finds how much of a prompt each worker has, for any form of prompt. `find` does not change it."""
+    """Index that finds how much of a prompt each worker has, for any form of prompt.
+
+    Queries do not change the index.
+    """
 
     def find(self, *args: Any, **prompt: Any) -> PrefixMatch:
-        """Find how much of a prompt each worker has from its beginning. The prompt is given by keyword."""
+        """Find how long a prefix of a prompt each worker has. The prompt is given by keyword."""
 
 
 class TokenIndex(Protocol):
@@ -173,21 +176,21 @@ class TextIndex(Protocol):
     """Prefix index that is queried by text."""
 
     def find(self, *, text: str) -> PrefixMatch:
-        """Find how much of a text each worker has from its first character.
+        """Find how many leading characters of a text each worker has.
 
         Args:
-            text: The prompt.
+            text: Text of the prompt.
         """
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Match made of counts by name, for structures that answer with a dict.
+    """Match made of depths by name, for structures that answer with a dict.
 
     Attributes:
-        counts: Depth by name; names may have 0.
-        length: Maximum of a depth; 100 if the counts are percent.
-        unit: Unit of the counts and the length.
+        counts: Depth by name; a depth may be 0.
+        length: Maximum of a depth; 100 if depths are in percent.
+        unit: Unit of the depths and the length.
     """
 
     counts: Mapping[str, int]
@@ -196,115 +199,115 @@ class Counts:
 
     @property
     def depth(self) -> int:
-        """The greatest depth of any worker; 0 if no worker has any of it."""
+        """Greatest depth of any name; 0 if all depths are 0."""
         return max(self.counts.values(), default=0)
 
     def levels(self) -> list[tuple[int, list[str]]]:
-        """The names grouped by depth, deepest first; those that have nothing are left out."""
+        """Names grouped by depth, deepest first; names with depth 0 are left out."""
         ranked = sorted(self.scores().items(), key=lambda score: -score[1])
         grouped = itertools.groupby(ranked, key=lambda score: score[1])
         return [(depth, [name for name, _ in level]) for depth, level in grouped]
 
     def scores(self) -> dict[str, int]:
-        """The depths by name; those that have nothing are left out."""
+        """Depths by name; names with depth 0 are left out."""
         return {name: depth for name, depth in self.counts.items() if depth > 0}
 
     def best(self, top_k: int = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
-        """The deepest names with their depths, at most `top_k`, deepest first; only names in `among`, if given."""
+        """Deepest names with their depths, at most `top_k`, deepest first; only names in `among`, if given."""
         allowed = None if among is None else set(among)
         scores = ((name, depth) for name, depth in self.scores().items() if allowed is None or name in allowed)
         return heapq.nlargest(top_k, scores, key=lambda score: score[1])
 
 
 class IndexStats(TypedDict):
-    """Result of `BlockIndex.stats`."""
+    """Statistics of a `BlockIndex`: the result of `BlockIndex.stats`."""
 
     workers: int
-    """Workers that have stored blocks since they were last dropped."""
+    """Number of workers that have stored blocks since they were last dropped."""
     holders: int
-    """Ranks, counted again if they hold blocks beyond their device memory."""
+    """Number of holders: one for each rank, and a second one if the rank holds blocks beyond its device memory."""
     blocks: int
-    """Blocks held: for each rank, names on the device and names offloaded."""
+    """Number of blocks held: for each rank, block hashes in device memory and offloaded ones."""
     unlinked: int
-    """Blocks on devices whose chain to the root is not complete: below a hole, or without a known parent."""
+    """Number of blocks in device memory whose chain to the root is incomplete, because an earlier block is missing."""
     copies: int
-    """Copies on devices beyond the first."""
+    """Number of copies of blocks in device memory beyond the first copy."""
     positions: int
-    """Different blocks of all reachable chains."""
+    """Number of different blocks in all chains that are complete from the root."""
     runs: int
-    """Runs of consecutive positions in which the blocks are kept."""
+    """Number of runs (sequences of consecutive positions) in which the blocks are stored."""
     sets: int
-    """Distinct sets of holders that need memory of their own."""
+    """Number of distinct sets of holders that need memory of their own."""
     bytes: int
-    """Memory of all this, as allocated."""
+    """Allocated memory of the index, in bytes."""
     private_holders: int
-    """Holders whose block hashes differ from those of the holders before them."""
+    """Number of holders whose block hashes differ from those of the holders before them."""
     stores: int
-    """Calls of store so far."""
+    """Number of calls of `store` so far."""
     removes: int
-    """Calls of remove so far."""
+    """Number of calls of `remove` so far."""
     clears: int
-    """Calls of clear so far."""
+    """Number of calls of `clear` so far."""
     drops: int
-    """Calls of drop so far."""
+    """Number of calls of `drop` so far."""
     replaced: int
-    """Blocks whose name was announced again for another block."""
+    """Number of blocks whose block hash was announced again for a different block."""
     unknown_removals: int
-    """Names removed that were not held."""
+    """Number of removed block hashes that were not held."""
 
 
 class RungStats(TypedDict):
-    """Result of `stats` of the designs and of `PositionalIndexer`."""
+    """Statistics of a design of the index (a rung of the ladder of designs) or of a `PositionalIndexer`."""
 
     workers: int
-    """Workers known."""
+    """Number of known workers."""
     blocks: int
-    """Blocks held by all workers."""
+    """Number of blocks held by all workers."""
     entries: int
-    """Entries of the design's own kind: keys, nodes, positions, runs."""
+    """Number of entries of the design's data structure: keys, nodes, positions or runs."""
     refused: int
-    """Stores that the design refused."""
+    """Number of stores that the design refused."""
     unknown_removals: int
-    """Names removed that were not held."""
+    """Number of removed block hashes that were not held."""
     messages: int
-    """Messages between the parts of a design with several parts."""
+    """Number of messages between the parts of a design that has several parts."""
 
 
 class TreeStats(TypedDict):
-    """Result of `StringTree.stats` and `TokenTree.stats`."""
+    """Statistics of a tree: the result of `StringTree.stats` and `TokenTree.stats`."""
 
     tenants: int
-    """Tenants with at least one entry."""
+    """Number of tenants with at least one entry."""
     nodes: int
-    """Nodes of the tree, without the root."""
+    """Number of nodes of the tree, without the root."""
     size: int
-    """The sum of the sizes of all tenants, in characters or tokens."""
+    """Sum of the sizes of all tenants, in characters or tokens."""
     bytes: int
-    """Memory of the tree."""
+    """Memory of the tree, in bytes."""
 
 
 class PrefixTableStats(TypedDict):
-    """Result of `SyncPrefixHashTable.stats`."""
+    """Statistics of a prefix table: the result of `SyncPrefixHashTable.stats`."""
 
     contexts: int
-    """Contexts: pairs of a model and an adapter."""
+    """Number of contexts: pairs of a model and a LoRA adapter."""
     prefixes: int
-    """Prefix hashes that a pod holds."""
+    """Number of prefix hashes that at least one pod holds."""
     other_names: int
-    """Names of a prefix beyond its first."""
+    """Number of block hashes of a prefix beyond its first one."""
     pod_sets: int
-    """Different sets of pods."""
+    """Number of different sets of pods."""
     pods: int
-    """Pods, counted once per context."""
+    """Number of pods, counted once per context."""
     bytes: int
-    """Memory of all this."""
+    """Memory of the table, in bytes."""
     unknown_parents: int
-    """Stored events without effect."""
+    """Number of stored events without effect, because the parent block is unknown."""
     unknown_removals: int
-    """Blocks removed that were not held."""
+    """Number of removed blocks that were not held."""
     evicted_by_age: int
-    """Prefixes evicted because of their age."""
+    """Number of prefixes evicted because of their age."""
     evicted_by_limit: int
-    """Prefixes evicted because of a limit."""
+    """Number of prefixes evicted because of a limit of the table."""
     evicted_contexts: int
-    """Contexts evicted."""
+    """Number of evicted contexts (pairs of a model and a LoRA adapter)."""

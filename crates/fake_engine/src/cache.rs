@@ -1,8 +1,9 @@
-//! A simulated cache of an engine, with the events that announce its changes, and random conversations that fill it.
+//! A simulated KV cache of an engine, with the events that announce its changes, and random conversations that fill the
+//! cache.
 //!
-//! Two kinds: `Vllm` has physical blocks with copies, evicts the least recently released first and announces each copy;
-//! `Sglang` has one copy of each block, evicts leaves and announces many in one event. Neither evicts a block before
-//! those that continue it.
+//! A cache imitates one of two engines. Like vLLM it has physical blocks with copies, evicts the least recently
+//! released first and announces each copy; like SGLang it has one copy of each block, evicts leaves and announces many
+//! blocks in one event. A block is evicted only after all blocks that continue it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -15,7 +16,7 @@ use crate::chain::BLOCK_SIZE;
 
 const BLOCK: usize = BLOCK_SIZE as usize;
 
-/// The engine that a cache imitates.
+/// Kind of engine that a simulated cache imitates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// vLLM.
@@ -25,7 +26,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The block names of the engine, in this form.
+    /// Dialect of the engine's block hashes: how they are computed, and in which form they are sent.
     #[must_use]
     pub fn dialect(self, form: Form) -> Dialect {
         let algorithm = if self == Self::Vllm { Algorithm::Sha256 } else { Algorithm::Sglang };
@@ -33,54 +34,54 @@ impl Kind {
     }
 }
 
-/// A request's tokens, prompt and output, with its salt.
+/// Tokens of a request, both prompt and output, with its cache salt.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sequence {
-    /// The tokens.
+    /// Token ids of prompt and output.
     pub tokens: Vec<u32>,
-    /// The cache salt.
+    /// Cache salt of the request; `None` without one.
     pub salt: Option<String>,
 }
 
 impl Sequence {
-    /// The engine's names of the full blocks.
+    /// The engine's block hashes of the full blocks.
     #[must_use]
     pub fn names(&self, dialect: &Dialect) -> Vec<BlockHash> {
         let mut namer = dialect.scheme.namer(self.salt.as_deref());
         self.tokens.chunks_exact(BLOCK).map(|block| namer.next(block).name(dialect.form)).collect()
     }
 
-    /// The content hashes of the full blocks.
+    /// Content hashes of the full blocks.
     #[must_use]
     pub fn contents(&self) -> Vec<u64> {
         hash::content_hashes(&self.tokens, BLOCK, None, self.salt.as_deref())
     }
 }
 
-/// A running request.
+/// A request that the simulated engine is processing.
 struct ActiveRequest {
     sequence: Sequence,
     names: Vec<BlockHash>,
     /// Number of the request's tokens that are computed.
     done: usize,
-    /// Physical blocks of the full ones.
+    /// Indexes of the physical blocks that hold the request's full blocks.
     blocks: Vec<usize>,
 }
 
-/// A physical block.
+/// A physical block of the cache.
 #[derive(Clone, Default)]
 struct Slot {
     name: Option<BlockHash>,
-    /// Number of requests that use it.
+    /// Number of running requests that use the block.
     users: u32,
 }
 
-/// An engine's cache and its running requests.
+/// A simulated KV cache of an engine, with the requests that the engine is processing.
 pub struct Cache {
     kind: Kind,
     dialect: Dialect,
     slots: Vec<Slot>,
-    /// Unused slots, in the order of their reuse.
+    /// Physical blocks without a running request, in the order in which they are reused.
     free: VecDeque<usize>,
     by_name: HashMap<BlockHash, Vec<usize>>,
     running: Vec<ActiveRequest>,
@@ -88,7 +89,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty cache with room for `blocks` blocks.
+    /// Creates an empty cache with a capacity of `blocks` blocks.
     #[must_use]
     pub fn new(kind: Kind, dialect: Dialect, blocks: usize) -> Self {
         Self {
@@ -102,7 +103,7 @@ impl Cache {
         }
     }
 
-    /// Capacity in blocks.
+    /// Capacity of the cache, in blocks.
     #[must_use]
     pub fn room(&self) -> usize {
         self.slots.len()
@@ -120,7 +121,7 @@ impl Cache {
         self.running.iter().map(|running| running.sequence.clone()).collect()
     }
 
-    /// Takes the events since the last call.
+    /// Returns the events since the last call and removes them.
     pub fn take_events(&mut self) -> Vec<EventOf<BlockHash>> {
         std::mem::take(&mut self.events)
     }
@@ -131,15 +132,15 @@ impl Cache {
         names.iter().take_while(|name| self.by_name.contains_key(name)).count()
     }
 
-    /// True if the parents of every held block are held, on which proofs rely.
+    /// True if the parents of every cached block are cached. Proofs that an engine held a block rely on this.
     #[must_use]
     pub fn is_closed(&self, parents: &HashMap<BlockHash, Option<BlockHash>>) -> bool {
         let held: HashSet<_> = self.by_name.keys().copied().collect();
         held.iter().all(|name| parents[name].is_none_or(|parent| held.contains(&parent)))
     }
 
-    /// Number of cached blocks of a prompt whose request could begin now; none if it has no room beside the running
-    /// ones.
+    /// Number of cached blocks of a prompt, if its request could begin now; `None` if the cache has no space for the
+    /// request beside the running ones.
     #[must_use]
     pub fn admits(&self, prompt: &Sequence) -> Option<usize> {
         let names = prompt.names(&self.dialect);
@@ -150,8 +151,8 @@ impl Cache {
         (self.free.len() >= need + idle + owed).then_some(cached)
     }
 
-    /// Begins an admitted request. Its future output is part of the sequence from the beginning, but not announced
-    /// before it is computed.
+    /// Begins a request for which [`admits`](Self::admits) found space. The sequence includes the future output, which
+    /// is announced only as it is computed.
     pub fn begin(&mut self, sequence: Sequence, cached: usize) {
         let names = sequence.names(&self.dialect);
         let blocks: Vec<usize> = names[..cached].iter().map(|name| self.by_name[name][0]).collect();
@@ -159,7 +160,7 @@ impl Cache {
         self.running.push(ActiveRequest { sequence, names, done: cached * BLOCK, blocks });
     }
 
-    /// Tokens of a running request that remain to be computed.
+    /// Number of tokens of a running request that remain to be computed.
     #[must_use]
     pub fn left(&self, request: usize) -> usize {
         self.running[request].sequence.tokens.len() - self.running[request].done
@@ -212,7 +213,7 @@ impl Cache {
         }
     }
 
-    /// Ends a running request: its blocks may be evicted from now on, the last one first.
+    /// Ends a running request. Its blocks may be evicted from now on, the last block first.
     pub fn finish(&mut self, request: usize) -> Sequence {
         let ActiveRequest { sequence, blocks, .. } = self.running.swap_remove(request);
         for block in blocks.into_iter().rev() {
@@ -224,14 +225,14 @@ impl Cache {
         sequence
     }
 
-    /// Clears the cache. No request may be running.
+    /// Removes all blocks from the cache. No request may be running.
     pub fn reset(&mut self) {
         self.by_name.clear();
         self.slots.iter_mut().for_each(|slot| slot.name = None);
         self.events.push(Cleared.into());
     }
 
-    /// Adds a user to a block.
+    /// Counts one more running request that uses a block.
     fn hold(&mut self, block: usize) {
         if self.slots[block].users == 0 {
             self.free.retain(|it| *it != block);
@@ -239,7 +240,8 @@ impl Cache {
         self.slots[block].users += 1;
     }
 
-    /// Stores a block in the least recently released slot, evicting its content. The block has no users yet.
+    /// Stores a block in the physical block that was released longest ago, evicting the old content. No request uses
+    /// the new block yet.
     fn write(&mut self, name: BlockHash) -> usize {
         let block = *self.free.front().expect("room was checked");
         if let Some(evicted) = self.slots[block].name.replace(name) {
@@ -265,15 +267,15 @@ impl Cache {
 
 const VOCABULARY: u64 = 100_000;
 
-/// Number of blocks of a prompt that were cached when its request began.
+/// Prompt whose request has begun, with the number of its blocks that were cached then.
 pub struct Hit {
-    /// The prompt whose request began.
+    /// Prompt and future output of the request.
     pub sequence: Sequence,
-    /// Number of cached blocks.
+    /// Number of leading blocks that were cached when the request began.
     pub blocks: usize,
 }
 
-/// Conversations that begin with a system prompt, are continued, and branch off one another.
+/// Random conversations that begin with a system prompt, are continued, and branch off one another.
 pub struct Conversations {
     cache: Cache,
     random: Random,
@@ -283,7 +285,8 @@ pub struct Conversations {
 }
 
 impl Conversations {
-    /// Conversations in an empty cache with room for `blocks` blocks. `salts`: whether some have a salt.
+    /// Creates random conversations in an empty cache with a capacity of `blocks` blocks. `salts`: true if some
+    /// conversations have a cache salt.
     #[must_use]
     pub fn new(kind: Kind, dialect: Dialect, seed: u64, blocks: usize, salts: bool) -> Self {
         let mut random = Random(seed);
@@ -296,7 +299,8 @@ impl Conversations {
         Self { cache: Cache::new(kind, dialect, blocks), random, past: systems, salts }
     }
 
-    /// One step: the cached blocks of the prompt that began, if one did, and the published batch.
+    /// Performs one engine step. Returns the request that began with its cached blocks, if one did, and the published
+    /// batch of events.
     pub fn step(&mut self) -> (Option<Hit>, BatchOf<BlockHash>) {
         let begins = self.random.chance(40) && self.cache.running() < 4;
         let hit = if begins { self.begin() } else { None };
@@ -332,7 +336,7 @@ impl Conversations {
         self.cache.depth(names)
     }
 
-    /// True if the parents of every held block are held.
+    /// True if the parents of every cached block are cached.
     #[must_use]
     pub fn is_closed(&self, parents: &HashMap<BlockHash, Option<BlockHash>>) -> bool {
         self.cache.is_closed(parents)

@@ -1,4 +1,4 @@
-//! One chain of blocks, and the events that announce it.
+//! One endless chain of blocks as simple test content, and the events that announce the blocks.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,29 +8,29 @@ use kvatlas_wire::{Batch, Event, Name, Removed, Stored};
 /// Default number of tokens in a block.
 pub const BLOCK_SIZE: u32 = 4;
 
-/// An endless chain of blocks. Each life of an engine has its own.
+/// An endless chain of blocks. Each life of an engine (the time between two restarts) has a different chain.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain {
-    /// Number of the engine's life.
+    /// Number of the engine's life, that is, of its restarts so far.
     pub life: u32,
     /// Number of tokens in a block.
     pub block_size: u32,
 }
 
 impl Chain {
-    /// The chain of a life, with the default block size.
+    /// Creates the chain for one life of an engine, with the default block size.
     #[must_use]
     pub const fn new(life: u32) -> Self {
         Self { life, block_size: BLOCK_SIZE }
     }
 
-    /// The tokens of the first `blocks` blocks.
+    /// Tokens of the chain's first `blocks` blocks.
     #[must_use]
     pub fn tokens(self, blocks: u64) -> Vec<u32> {
         (0..blocks).flat_map(|block| self.block_tokens(block)).collect()
     }
 
-    /// The event that stores one block.
+    /// Event that stores one block of the chain. `block`: index of the block.
     #[must_use]
     pub fn stored(self, block: u64) -> Event {
         let stored = Stored {
@@ -44,7 +44,7 @@ impl Chain {
         stored.into()
     }
 
-    /// The event that removes the first `blocks` blocks.
+    /// Event that removes the chain's first `blocks` blocks.
     #[must_use]
     pub fn removed(self, blocks: u64) -> Event {
         let block_hashes = (0..blocks).map(|block| self.name(block)).collect();
@@ -60,14 +60,14 @@ impl Chain {
     }
 }
 
-/// The payload of a batch in vLLM's present format, with the current time.
+/// Encodes a batch of events in vLLM's present format, with the current time.
 #[must_use]
 pub fn payload(rank: Option<u32>, events: Vec<Event>) -> Vec<u8> {
     let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs_f64();
     payload_at(timestamp, rank, events)
 }
 
-/// The payload of a batch with a given timestamp: equal timestamps and events give equal batches.
+/// Encodes a batch of events with a given timestamp, in seconds. Equal timestamps and events give equal bytes.
 #[must_use]
 pub fn payload_at(timestamp: f64, rank: Option<u32>, events: Vec<Event>) -> Vec<u8> {
     encode(&Batch { timestamp, rank, events, refused: Vec::new() }, Dialect::Vllm)

@@ -1,4 +1,4 @@
-//! The cache of a hybrid model: groups of layers that keep blocks for different times.
+//! A simulated KV cache of a hybrid model, whose groups of layers keep blocks for different times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,27 +9,28 @@ use kvatlas_wire::{Cleared, Name, Removed, Stored};
 
 use crate::chain::payload;
 
-/// Number of tokens in a block of the indexed group.
+/// Number of tokens in a block of the cache group that the index stores.
 pub const BLOCK: u32 = 2;
-/// Number of blocks in a prompt.
+/// Number of blocks in each prompt.
 const LONG: usize = 12;
-/// The number of the indexed group, which need not be the first.
+/// Number of the cache group that the index stores; it need not be the first.
 const FULL: u32 = 3;
 const MEDIA: [&str; 2] = ["GPU", "CPU"];
 
-/// A group of layers.
+/// A cache group: layers of the model whose blocks are kept together.
 #[derive(Debug, Clone, Copy)]
 struct Group {
-    /// The group's number; none for a connector's blocks, which belong to all groups.
+    /// Number of the cache group; `None` for blocks of a connector, which belong to all groups.
     number: Option<u32>,
     kind: &'static str,
     window: Option<u64>,
-    /// Number of index blocks in one block of the group.
+    /// Number of indexed blocks that one block of the group covers.
     step: usize,
 }
 
 impl Group {
-    /// True if the group can serve this depth, by the engine's own rule.
+    /// True if the group has the blocks to reuse a prefix of `depth` blocks, by the engine's rule for its kind of
+    /// attention.
     fn serves(&self, depth: usize, held: impl Fn(usize) -> bool) -> bool {
         let blocks = (1..=depth).filter(|end| end.is_multiple_of(self.step)).collect::<Vec<_>>();
         let tokens = depth as u64 * u64::from(BLOCK);
@@ -46,20 +47,20 @@ impl Group {
     }
 }
 
-/// A held block: its group, its tier and its prefix.
+/// A cached block: its cache group, its tier and the hash of its prefix.
 type HeldBlock = (Option<u32>, usize, u64);
 
-/// A cache with one indexed group and one or two others, filled and emptied at random. Each step returns the payload
-/// that announces it.
+/// A cache with one indexed group and one or two others, filled and emptied at random. Each step returns the payload of
+/// the events that announce it.
 pub struct GroupCache {
     random: Random,
     groups: Vec<Group>,
-    /// Number of copies of each block.
+    /// Number of copies of each cached block.
     held: BTreeMap<HeldBlock, u32>,
 }
 
 impl GroupCache {
-    /// An empty cache.
+    /// Creates an empty cache with random groups.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut random = Random(seed);
@@ -76,7 +77,7 @@ impl GroupCache {
         Self { random, groups, held: BTreeMap::new() }
     }
 
-    /// Number of groups. The first is the indexed one.
+    /// Number of cache groups. The first is the one that the index stores.
     #[must_use]
     pub fn groups(&self) -> usize {
         self.groups.len()
@@ -88,7 +89,8 @@ impl GroupCache {
         self.held.keys().map(|&(_, _, prefix)| prefix).collect::<BTreeSet<_>>().len()
     }
 
-    /// The largest depth up to `limit` that all groups but the first can serve from the tiers up to `tier`.
+    /// Largest depth in blocks, up to `limit`, at which all groups but the first can reuse the prompt from the tiers up
+    /// to `tier`.
     #[must_use]
     pub fn reach(&self, prefixes: &[u64], tier: usize, limit: u32) -> u32 {
         let held = |group: &Group, end: usize| {
@@ -99,12 +101,12 @@ impl GroupCache {
         (0..=limit).rev().find(|&depth| all(depth as usize)).expect("nothing can always be served")
     }
 
-    /// A prompt from a small set.
+    /// Chooses a random prompt from a small set.
     pub fn prompt(&mut self) -> Vec<u32> {
         (0..LONG * BLOCK as usize).map(|at| if at % 6 == 0 { self.random.below(2) as u32 } else { 7 }).collect()
     }
 
-    /// Stores blocks of a group, or removes one, or clears everything.
+    /// Stores blocks of a group, removes a block, or removes all blocks, at random. Returns the payload of the events.
     pub fn step(&mut self) -> Vec<u8> {
         match self.random.below(100) {
             0 => {
@@ -121,7 +123,7 @@ impl GroupCache {
         }
     }
 
-    /// Stores a part of a prompt in a group.
+    /// Stores a random part of a prompt in a cache group. Returns the payload of the event.
     pub fn store(&mut self, group: usize) -> Vec<u8> {
         self.store_to(self.groups[group])
     }
@@ -161,7 +163,8 @@ impl GroupCache {
         payload(None, vec![stored.into()])
     }
 
-    /// Removes one copy of a block; empty if none is held, or if only a connector held it.
+    /// Removes one copy of a random block and returns the payload; the payload has no events if no block is cached, or
+    /// if only a connector held the block.
     fn remove(&mut self) -> Vec<u8> {
         let held: Vec<_> = self.held.keys().copied().collect();
         if held.is_empty() {

@@ -1,18 +1,18 @@
-//! An inference engine without a model, for the tests of all crates. A test uses the sides that it needs:
+//! A simulated inference engine without a model, for the tests of all crates. A test uses the parts that it needs:
 //!
-//! | module | side |
+//! | module | part |
 //! |---|---|
-//! | [`cache`] | the cache, which stores and evicts as vLLM's or SGLang's does, and conversations that fill it at random |
-//! | [`groups`] | the cache of a hybrid model, with groups that keep blocks for different times |
+//! | [`cache`] | a cache that stores and evicts blocks like vLLM or SGLang, and conversations that fill it at random |
+//! | [`groups`] | the cache of a hybrid model, whose groups of layers keep blocks for different times |
 //! | [`chain`] | the simplest content: one chain of blocks, and the events that announce it |
-//! | [`events`] | the sockets that batches are published and replayed on, with faults on demand, and their protocol as bytes |
+//! | [`events`] | the sockets that publish and replay batches, with faults on demand, and their protocol as bytes |
 //! | [`http`] | the HTTP server, with faults on demand, and a client with access to every byte |
-//! | [`Engine`] | cache, sockets and server as one engine that agrees with itself |
+//! | [`Engine`] | cache, sockets and server together as one consistent engine |
 //!
-//! The sides are separate, because few tests need more than one, and a fault of one has no meaning for the others: a
+//! The parts are separate, because few tests need more than one, and a fault of one has no meaning for the others: a
 //! publisher with gaps has no prompts, and a server that hangs has no events.
 //!
-//! Shared parts: [`net`] (ports, listeners, and connections that can be cut and held up), and [`until`] and
+//! Shared by all parts: [`net`] (ports, listeners, and connections that can be cut and held up), and [`until`] and
 //! [`eventually`], which wait for a condition.
 
 pub mod cache;
@@ -39,7 +39,7 @@ pub use self::http::{Client, Manner, Message, Server};
 pub use self::net::{CuttableProxy, Listener, free_port};
 use crate::http::Prefill;
 
-/// Waits until `holds`; after a minute the test fails with the message `wrong`.
+/// Waits until the condition `holds` is true; after a minute the test fails with the message `wrong`.
 #[track_caller]
 pub fn until(mut holds: impl FnMut() -> bool, wrong: impl FnOnce() -> String) {
     let start = Instant::now();
@@ -51,23 +51,23 @@ pub fn until(mut holds: impl FnMut() -> bool, wrong: impl FnOnce() -> String) {
     }
 }
 
-/// Waits until `holds`; `what` describes the condition.
+/// Waits until the condition `holds` is true; after a minute the test fails with the description `what`.
 #[track_caller]
 pub fn eventually(what: &str, holds: impl FnMut() -> bool) {
     until(holds, || format!("it did not come to be: {what}"));
 }
 
-/// An engine whose three sides agree: the prompts of requests, which are token ids, go into its cache, their usage
-/// reports the cached tokens, and the cache's events are published before the answer.
+/// A simulated engine with consistent cache, events and HTTP answers: the prompts of requests, given as token ids,
+/// enter its cache, the answer reports the cached tokens, and the cache's events are published before the answer.
 pub struct Engine {
-    /// The HTTP server.
+    /// The engine's HTTP server.
     pub server: Server,
-    /// The event sockets.
+    /// The engine's event sockets.
     pub publisher: Arc<Publisher>,
 }
 
 impl Engine {
-    /// Starts a vLLM that serves the model `model`, with room for `blocks` blocks.
+    /// Starts a simulated vLLM for the model `model`, with a cache of `blocks` blocks.
     #[must_use]
     pub fn start(model: &str, blocks: usize) -> Self {
         let publisher = Arc::new(Publisher::start(10_000));
@@ -93,7 +93,8 @@ fn prompt(body: &Value) -> Sequence {
     Sequence { tokens: tokens.filter_map(|token| Some(token.as_u64()? as u32)).collect(), salt: None }
 }
 
-/// Computes a prompt as the only request; a prompt without room is computed and not cached.
+/// Computes a prompt as the only running request, and returns its token counts. A prompt too large for the cache is not
+/// cached.
 fn compute(cache: &mut Cache, prompt: Sequence) -> Prefill {
     let tokens = prompt.tokens.len();
     let cached = if tokens > 0 { cache.admits(&prompt) } else { None };
@@ -105,7 +106,7 @@ fn compute(cache: &mut Cache, prompt: Sequence) -> Prefill {
     Prefill { tokens, cached: cached.unwrap_or(0) * BLOCK_SIZE as usize }
 }
 
-/// Converts the names of an event to their form on the wire.
+/// Converts the block hashes of an event to the form in which they are sent.
 fn named(event: EventOf<BlockHash>) -> Event {
     let sent = |name: BlockHash| Name::from(name.0);
     let all = |names: Vec<BlockHash>| names.into_iter().map(sent).collect();

@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-/// A port that no program listens on, from outside the system's range for outgoing connections. A client that keeps
-/// trying to reach a closed port within that range is eventually assigned this port itself, and connects to itself.
+/// Finds a TCP port that no program listens on, outside the system's range for outgoing connections. A client that
+/// keeps trying to reach a closed port within that range is eventually assigned this very port, and connects to itself.
 #[must_use]
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -26,8 +26,8 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// A thread that listens on a port and serves each connection in a thread of its own. Dropping it closes the port; open
-/// connections stay.
+/// A thread that listens on a port and serves each connection in a separate thread. Dropping the listener closes the
+/// port; open connections stay.
 pub struct Listener {
     address: SocketAddr,
     is_over: Arc<AtomicBool>,
@@ -35,7 +35,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a free port.
+    /// Listens on a free port, and calls `serve` for each connection.
     pub fn start(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
@@ -54,19 +54,19 @@ impl Listener {
         Self { address, is_over, thread: Some(thread) }
     }
 
-    /// The address.
+    /// Address on which the thread listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The port.
+    /// Port on which the thread listens.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// The address in ZeroMQ's form.
+    /// Address in ZeroMQ's form (`tcp://…`).
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("tcp://{}", self.address)
@@ -83,13 +83,14 @@ impl Drop for Listener {
     }
 }
 
-/// Proxy in front of a port, whose connections can be cut and held up. Dropping it closes the port, not open connections.
+/// TCP proxy in front of a port, whose connections can be cut and held up. Dropping the proxy closes the port but not
+/// open connections.
 pub struct CuttableProxy {
     listener: Listener,
     line: Arc<Line>,
 }
 
-/// State shared by all connections.
+/// State of the proxy shared by all connections.
 #[derive(Default)]
 struct Line {
     is_cut: AtomicBool,
@@ -98,7 +99,7 @@ struct Line {
 }
 
 impl CuttableProxy {
-    /// Starts a proxy to a port of this machine.
+    /// Starts a proxy to the port `to` of this machine.
     #[must_use]
     pub fn new(to: u16) -> Self {
         let line = Arc::new(Line::default());
@@ -107,19 +108,19 @@ impl CuttableProxy {
         Self { listener, line }
     }
 
-    /// The port to connect to.
+    /// Port of the proxy, to which clients connect.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.listener.port()
     }
 
-    /// The port to connect to, in ZeroMQ's form of an address.
+    /// Address of the proxy in ZeroMQ's form (`tcp://…`).
     #[must_use]
     pub fn endpoint(&self) -> String {
         self.listener.endpoint()
     }
 
-    /// Closes all connections and refuses new ones, while `is_cut`.
+    /// Closes all connections and refuses new ones, as long as `is_cut` is true.
     pub fn cut(&self, is_cut: bool) {
         self.line.is_cut.store(is_cut, SeqCst);
         for stream in self.line.open.lock().drain(..) {
@@ -127,7 +128,7 @@ impl CuttableProxy {
         }
     }
 
-    /// Holds back all bytes without closing connections, while `is_held`.
+    /// Stops forwarding bytes without closing connections, as long as `is_held` is true.
     pub fn hold(&self, is_held: bool) {
         self.line.is_held.store(is_held, SeqCst);
     }

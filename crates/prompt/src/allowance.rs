@@ -1,11 +1,12 @@
 //! Limits on the memory and the time for parsing a prompt.
 //!
 //! JSON is short to send and takes much memory once parsed: `{},` has three bytes, and a parsed message of a chat takes
-//! hundreds. Values made from a body are therefore counted as they are made. A value that would exceed the body's
-//! allowance is not made, parsing stops, and the request is placed without its prompt.
+//! hundreds. The memory of each value made from a request's body is therefore counted before the value is made. Parsing
+//! stops before a value that would exceed the allowance, the maximum of memory for the body, and the request is routed
+//! without its prompt.
 //!
-//! Values are made deep within parsers that know nothing of requests, so the allowance belongs to the thread that
-//! parses. The first failure is stored with it, even if a parser in between drops the error.
+//! The code that makes values lies deep within parsers that know nothing of requests, so the allowance is a variable of
+//! the thread that parses. The first failure is stored with the allowance, even if a parser in between drops the error.
 
 use std::cell::Cell;
 use std::fmt;
@@ -19,28 +20,29 @@ use crate::prompt_tokens::PromptFailure;
 /// Minimum allowance of memory for parsing any body, in bytes.
 const LEAST: usize = 4 << 20;
 
-/// Size of the longest list of messages that is rendered to a text, in bytes of JSON.
+/// Maximum size of the JSON of a chat's messages, in bytes; longer chats are not rendered to text.
 pub(crate) const LONGEST_CHAT: usize = 8 << 20;
 
-/// Size of the longest prompt given as text that is read whole, in bytes; of a longer one only the beginning is read.
+/// Maximum size of a prompt given as text that is read whole, in bytes; of a longer prompt only the beginning is read.
 pub(crate) const LONGEST_TEXT: usize = 4 << 20;
 
 /// Maximum number of tokens read from one prompt.
 pub(crate) const MOST_TOKENS: usize = 1 << 20;
 
-/// Number of bytes counted for an object, besides its fields.
+/// Memory counted for a parsed JSON object, in bytes, without its fields.
 const OBJECT: usize = 256;
-/// Number of bytes counted for each field of an object, besides its text.
+/// Memory counted for each field of a parsed JSON object, in bytes, without the field's text.
 const FIELD: usize = 96;
-/// Number of bytes counted for each item of a list, besides its text.
+/// Memory counted for each item of a parsed JSON list, in bytes, without the item's text.
 const ITEM: usize = 40;
 
-/// Number of bytes counted for a message in the form for templates, besides its text.
+/// Memory counted for a chat message converted to a value for chat templates, in bytes, without its text.
 pub(crate) const MESSAGE: usize = 640;
-/// Number of bytes counted for a part of a message's content in the form for templates, besides its text.
+/// Memory counted for a part of a chat message's content converted to a value for chat templates, in bytes, without its
+/// text.
 pub(crate) const PART: usize = 448;
 
-/// Number of counted values between two readings of the clock.
+/// Number of values counted between two checks of the deadline, since reading the clock for each value would be slow.
 const LOOK: u32 = 256;
 
 /// Limits of memory and time for parsing one prompt.
@@ -53,21 +55,24 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Limits for parsing a body. `bytes`: number of bytes of the body that are not known from an earlier turn.
+    /// Limits for parsing a request's body, without a deadline. `bytes`: size of the part of the body that an earlier
+    /// request of the same chat did not contain.
     pub(crate) fn of(bytes: usize) -> Self {
         Self { bytes: LEAST + bytes.min(LONGEST_CHAT) / 2 * 3, until: None }
     }
 }
 
-/// Maximum number of bytes that parsing a body may take besides the body itself: its values, its text, the copy kept
-/// for the next turn, and its tokens. `new_bytes`: number of bytes of the body that are not known from an earlier turn.
+/// Maximum memory for parsing a request's body, in bytes, without the body itself: parsed values, rendered text,
+/// tokens, and the copy kept for the chat's next request. `new_bytes`: size of the part of the body that an earlier
+/// request of the same chat did not contain.
 #[must_use]
 pub fn reading_memory(new_bytes: usize) -> usize {
     let read = new_bytes.min(LONGEST_CHAT);
     Limits::of(new_bytes).bytes + 3 * read + 4 * read.min(MOST_TOKENS)
 }
 
-/// Allowance of the prompt that a thread is parsing: limits, what is left of them, and the first failure.
+/// Memory and time that a thread may still use for parsing a prompt: the limits, the remaining bytes, and the first
+/// failure.
 #[derive(Clone, Copy)]
 struct Allowance {
     limits: Limits,
@@ -89,9 +94,12 @@ thread_local! {
     static OPEN: Cell<Allowance> = const { Cell::new(Allowance::NONE) };
 }
 
-/// Runs `read` within limits. Returns its result, and the reason why it was stopped early; `None` if it was not.
+/// Runs a function that parses a prompt, within limits of memory and time.
+///
+/// Returns the result of `read`, and the reason why parsing was stopped early; `None` if no limit was reached.
 pub(crate) fn within<T>(limits: Limits, read: impl FnOnce() -> T) -> (T, Option<PromptFailure>) {
-    /// Guard that restores the outer allowance even if `read` panics, as panics are caught by threads that continue.
+    /// Guard that restores the thread's earlier limits when dropped, also if parsing panics: the thread may catch the
+    /// panic and continue.
     struct OuterAllowance(Allowance);
     impl Drop for OuterAllowance {
         fn drop(&mut self) {
@@ -103,10 +111,11 @@ pub(crate) fn within<T>(limits: Limits, read: impl FnOnce() -> T) -> (T, Option<
     (made, OPEN.get().failure)
 }
 
-/// Counts `bytes` for a value that is about to be made.
+/// Counts the memory of a value about to be made, in bytes, against the limits of the thread's prompt.
 ///
 /// # Errors
-/// The reason, if the memory or the time is used up: then the value must not be made.
+///
+/// The reason, if the memory or the time is used up; the caller must then not make the value.
 pub(crate) fn take(bytes: usize) -> Result<(), PromptFailure> {
     let mut open = OPEN.get();
     open.calls = open.calls.wrapping_add(1);
@@ -123,7 +132,7 @@ pub(crate) fn take(bytes: usize) -> Result<(), PromptFailure> {
     open.failure.map_or(Ok(()), Err)
 }
 
-/// Stores the reason why parsing has to stop.
+/// Stores the reason why the thread has to stop parsing its prompt.
 pub(crate) fn fail(why_not: PromptFailure) {
     let open = OPEN.get();
     if open.limits.bytes == usize::MAX {
@@ -133,30 +142,31 @@ pub(crate) fn fail(why_not: PromptFailure) {
     OPEN.set(Allowance { failure: open.failure.or(Some(why_not)), ..open });
 }
 
-/// True if the deadline for parsing has passed. Unlike [`take`], this stores no failure, as the values made so far may
-/// be of use.
+/// True if the deadline for parsing the thread's prompt has passed. Unlike [`take`], the check stores no failure, since
+/// the values parsed so far may be of use.
 pub(crate) fn is_late() -> bool {
     OPEN.get().is_late()
 }
 
-/// Number of bytes counted so far.
+/// Memory counted so far for the thread's prompt, in bytes.
 pub(crate) fn taken() -> usize {
     let open = OPEN.get();
     open.limits.bytes - open.left
 }
 
-/// True if a temporary value of `bytes` bytes is not larger than the whole allowance.
+/// True if a temporary value of `bytes` bytes is not larger than the whole memory limit of the thread's prompt.
 pub(crate) fn has_room_for(bytes: usize) -> bool {
     bytes <= OPEN.get().limits.bytes
 }
 
-/// Resets the count to zero, after all values made so far were dropped.
+/// Resets the counted memory of the thread's prompt to zero, after all values parsed so far were dropped.
 pub(crate) fn begin_again() {
     let open = OPEN.get();
     OPEN.set(Allowance { left: open.limits.bytes, ..open });
 }
 
-/// A JSON list for each of whose items `MORE` bytes are counted, in addition to the item's own.
+/// A parsed JSON list that counts `MORE` bytes of memory for each item, in addition to the memory that the item counts
+/// itself.
 pub(crate) struct CountedList<T, const MORE: usize>(pub(crate) Vec<T>);
 
 impl<'de, T: Deserialize<'de>, const MORE: usize> Deserialize<'de> for CountedList<T, MORE> {
@@ -215,7 +225,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for FirstOfList<T> {
     }
 }
 
-/// Any JSON as a value for templates, whose memory is counted against the allowance.
+/// Any JSON, parsed to a value for chat templates; its memory is counted against the limits of the prompt.
 pub(crate) struct CountedValue(pub(crate) Value);
 
 impl<'de> Deserialize<'de> for CountedValue {

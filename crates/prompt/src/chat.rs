@@ -1,4 +1,4 @@
-//! A chat prepared for a template: its messages, tools and variables; and its text once rendered.
+//! A chat prepared for a chat template, with messages, tools and variables; and the text rendered from it.
 
 use std::borrow::Cow;
 
@@ -14,61 +14,63 @@ use crate::request::{Parts, Request, is_there, read};
 use crate::rope::Rope;
 use crate::template::{ChatTemplate, KnownText, Text, Variables};
 
-/// A chat prepared for a template: its messages, tools and variables.
+/// A chat prepared for a chat template: messages, tools and variables.
 #[derive(Debug)]
 pub(crate) struct Chat<'a> {
-    /// System message given beside the list of messages (`system`, `instructions`).
+    /// System message that the request has outside its list of messages (`system`, `instructions`).
     first: Option<Message<'a>>,
-    /// Messages known from an earlier turn, in the form for templates; they precede the new messages.
+    /// Messages known from an earlier request of the same chat, as values for the chat template; they precede the new
+    /// messages.
     before: Vec<Value>,
     messages: Vec<Message<'a>>,
-    /// For each item of the parsed list, the offset in bytes where it ends and the number of `messages` made up to
-    /// there.
+    /// For each item of the parsed list of messages: the offset of its end, in bytes, and the number of `messages` made
+    /// from all items so far.
     ends: Vec<(usize, usize)>,
-    /// True if no item of the list changes messages made from earlier items, except an assistant's message just before
-    /// it.
+    /// True if an item of the list (a message of the request) never changes the messages made from earlier items,
+    /// except for an assistant's message directly before the item.
     pub(crate) is_apart: bool,
     tools: Option<Value>,
     documents: Option<Value>,
     add_generation_prompt: bool,
-    /// True if the answer continues the chat's last message.
+    /// True if the model's answer continues the chat's last message.
     continues: bool,
     dialect: Dialect,
     more: Vec<(String, Value)>,
-    /// Number of leading new messages that all dialects render equally, apart from billing lines.
+    /// Number of leading new messages that are rendered equally for all supported engines and versions, apart from
+    /// lines with billing data.
     pub(crate) plain: usize,
-    /// True if all dialects treat everything besides the messages equally.
+    /// True if all supported engines and versions treat the request's fields other than the messages equally.
     is_plain_beside: bool,
-    /// True if the rendered text continues after images, false if it ends at the first one.
+    /// True if the rendered text continues after images, false if it ends at the first image.
     pub(crate) keeps_images: bool,
-    /// Number of bytes counted for the new messages.
+    /// Memory counted for the new messages, in bytes.
     weight: usize,
 }
 
-/// Rendered text of a chat, with what the next turn needs to reuse it.
+/// Rendered text of a chat, with the data that the chat's next request needs to reuse it.
 #[derive(Debug)]
 pub(crate) struct ChatText {
-    /// Rendered text, up to the first part that has no text.
+    /// Rendered text, up to the first part of a message that is not text.
     pub(crate) text: Rope<u8>,
-    /// Number of leading bytes shared with the text of the earlier turn.
+    /// Number of leading bytes that equal the text of the chat's earlier request.
     pub(crate) same: usize,
-    /// Offsets, in bytes, at which the text of each message begins; empty if unknown.
+    /// Offset at which each message begins in the rendered text, in bytes; empty if unknown.
     pub(crate) begins: Vec<usize>,
-    /// Beginning of the answer (a prefilled assistant message), tokenized separately after the text; `None` without
-    /// one.
+    /// Beginning of the answer that the client wrote (a prefilled assistant message), tokenized separately after the
+    /// text; `None` if there is none.
     pub(crate) answer: Option<String>,
-    /// Reason why the text ends before the prompt does; `None` if it does not.
+    /// Reason why the text ends before the prompt ends; `None` if the text is complete.
     pub(crate) cut: Option<PromptFailure>,
-    /// Messages of the chat in the form for templates.
+    /// Messages of the chat, as values for chat templates.
     pub(crate) messages: Vec<Value>,
-    /// For each item of the parsed list, the offset in bytes where it ends and the number of new messages made up to
-    /// there.
+    /// For each item of the parsed list of messages: the offset of its end, in bytes, and the number of new messages
+    /// made from all items so far.
     pub(crate) ends: Vec<(usize, usize)>,
-    /// Number of bytes counted for the new messages.
+    /// Memory counted for the new messages, in bytes.
     pub(crate) weight: usize,
 }
 
-/// All inputs of a template besides the messages, as JSON of the request's fields.
+/// All inputs of a chat template besides the messages: JSON of the request's fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TemplateContext([Option<Box<str>>; 10]);
 
@@ -77,12 +79,12 @@ impl TemplateContext {
         Self(Self::fields(parts).map(|field| field.map(Box::from)))
     }
 
-    /// True if the request has the same fields as this context.
+    /// True if a request's fields equal these inputs of the chat template.
     pub(crate) fn is_of(&self, parts: &Parts<'_>) -> bool {
         self.0.iter().map(Option::as_deref).eq(Self::fields(parts))
     }
 
-    /// Number of bytes of the fields' JSON.
+    /// Length of the fields' JSON, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.0.iter().flatten().map(|field| field.len()).sum()
     }
@@ -106,16 +108,17 @@ impl TemplateContext {
 
 /// Settings and engine behaviour that decide how a request is converted to a chat.
 pub(crate) struct Habits<'p> {
-    /// Variables for the template that were set when the engine was started.
+    /// Variables for the chat template that were set when the engine was started.
     pub(crate) defaults: &'p [(String, Value)],
     pub(crate) dialect: Dialect,
-    /// True if system messages that are not the first are moved to the top.
+    /// True if system messages after the first are moved to the top of the chat.
     pub(crate) merges_system: bool,
     pub(crate) thinks: ThinkingSwitches<'p>,
 }
 
 impl<'a> Chat<'a> {
-    /// Converts a request to a chat. `before`: known messages, which are not in the parsed list.
+    /// Converts a request to a chat. `before`: messages known from an earlier request of the same chat, which the
+    /// parsed list does not contain.
     pub(crate) fn of(request: &Request<'a>, habits: &Habits<'_>, before: &[Value]) -> Result<Self, PromptFailure> {
         let &Habits { dialect, merges_system, .. } = habits;
         let parts = &request.parts;
@@ -188,8 +191,8 @@ impl<'a> Chat<'a> {
         })
     }
 
-    /// Moves the system message given beside the list to the front of the known messages. Returns it in the form for
-    /// templates; `None` if there is none.
+    /// Moves the system message outside the request's list to the front of the known messages. Returns it as a value
+    /// for templates; `None` if there is none. `as_parts`: true if the template accepts contents as lists of parts.
     pub(crate) fn begin(&mut self, as_parts: bool) -> Option<Value> {
         let first = self.first.take()?;
         let made = messages::prepare(vec![first], as_parts, self.keeps_images, self.dialect).messages.pop()?;
@@ -197,12 +200,13 @@ impl<'a> Chat<'a> {
         Some(made)
     }
 
-    /// True if the new messages can be rendered after known ones whose form for templates alone is kept.
+    /// True if the new messages can be rendered after known messages, which are kept only as template values.
     pub(crate) fn can_follow(&self) -> bool {
         !self.continues
     }
 
-    /// True if all dialects render this chat equally, given that they do so for `plain` of the messages.
+    /// True if all supported engines and versions render the chat equally. `plain`: number of leading messages for
+    /// which this is known.
     pub(crate) fn is_plain(&self, plain: usize) -> bool {
         self.is_plain_beside && plain == self.before.len() + self.messages.len()
     }
@@ -212,12 +216,12 @@ impl<'a> Chat<'a> {
         self.messages.iter().map(Message::images).sum()
     }
 
-    /// True if tools are offered: some models have a separate template for requests with tools.
+    /// True if the request offers tools to the model: some models have a separate template for requests with tools.
     pub(crate) fn has_tools(&self) -> bool {
         self.tools.is_some()
     }
 
-    /// Renders the text of the chat, reusing the beginning of an earlier text where it is equal.
+    /// Renders the text of the chat. The beginning that equals an earlier text is shared with that text.
     pub(crate) fn render(self, template: &ChatTemplate, earlier: KnownText<'_>) -> Result<ChatText, PromptFailure> {
         let is_vllm = self.dialect.is_vllm();
         // SGLang closes the last message and begins the answer with its tokens.
@@ -272,7 +276,7 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// Roles and texts of all messages, one after another: a substitute for the rendered text where there is no
+    /// Roles and texts of all messages, one after another: a substitute for the rendered text if there is no chat
     /// template.
     pub(crate) fn words(&self) -> (String, Option<PromptFailure>) {
         let mut text = String::new();
@@ -292,8 +296,8 @@ impl<'a> Chat<'a> {
     }
 }
 
-/// Offset in a rendered text at which the last message ends, determined like in transformers; `None` if it does not
-/// occur.
+/// Offset in a rendered text at which the last message ends, determined as in transformers; `None` if the text does not
+/// contain the message.
 fn continued(text: &str, last: &str) -> Option<usize> {
     let trimmed: Cow<'_, str> = last.trim().into();
     let at = text.rfind(trimmed.as_ref())?;

@@ -1,5 +1,5 @@
-//! Dialects: the fields of a request that each engine knows, and how it converts a request before its template is
-//! rendered. Read from the sources of vLLM 0.30 to 0.33 and SGLang 0.5.23.
+//! Dialects: the request fields that each engine version knows, and the way in which the engine converts a request
+//! before its chat template is rendered. Taken from the sources of vLLM 0.30 to 0.33 and SGLang 0.5.23.
 
 use std::borrow::Cow;
 
@@ -9,17 +9,17 @@ use crate::endpoint::Endpoint;
 use crate::messages::{Part, field, given, object, with};
 use crate::request::{Parts, Request, is_there, shortened};
 
-/// Prefix of a system prompt's line by which Claude Code identifies itself. It differs between sessions, so vLLM drops
-/// it.
+/// Prefix of the line in a system prompt by which Claude Code identifies itself. The line differs between sessions, so
+/// vLLM drops it to keep prefixes equal.
 pub(crate) const BILLING: &str = "x-anthropic-billing-header";
 
-/// Variable by which vLLM turns a template's thinking on or off.
+/// Variable of chat templates by which vLLM turns thinking on or off.
 pub(crate) const THINKS: &str = "enable_thinking";
 
-/// Name of the only parameter of the function that represents a tool of type `custom`.
+/// Name of the only parameter of the function that represents a tool of type `custom` in a chat.
 pub(crate) const CUSTOM_INPUT: &str = "input";
 
-/// Kind of engine whose rules apply.
+/// Kind of engine: vLLM or SGLang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Engine {
     /// The engine vLLM.
@@ -29,28 +29,28 @@ pub enum Engine {
     Sglang,
 }
 
-/// Way in which an engine prepares chats, shared by a range of its versions.
+/// Way in which an engine prepares chats before rendering, common to a range of the engine's versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dialect {
-    /// vLLM up to 0.30: ignores `thinking` of Messages.
+    /// vLLM up to 0.30: the field `thinking` of `POST /v1/messages` is ignored.
     Vllm30,
-    /// vLLM 0.31: disabled `thinking` becomes the effort `none`, or `low` for a template for which `none` makes no
-    /// difference.
+    /// vLLM 0.31: disabled `thinking` becomes the reasoning effort `none`, or `low` for a template for which `none`
+    /// makes no difference.
     Vllm31,
-    /// vLLM from 0.32 on: drops billing lines from every system message; Messages may add and remove tools; Responses
-    /// may have tools of type `custom`.
+    /// vLLM from 0.32 on: lines with billing data are dropped from every system message; requests of Messages may add
+    /// and remove tools; requests of Responses may have tools of type `custom`.
     #[default]
     Vllm32,
-    /// SGLang, of all known versions.
+    /// SGLang, all known versions.
     Sglang,
 }
 
 impl Dialect {
-    /// All dialects, in the order of their numbers.
+    /// All dialects, in the order of the engines and their versions.
     pub const ALL: [Self; 4] = [Self::Vllm30, Self::Vllm31, Self::Vllm32, Self::Sglang];
 
-    /// Dialect of an engine's version, such as `0.31.1`. An unknown version, or one newer than the known ones, counts
-    /// as the newest.
+    /// Dialect of an engine's version, such as `0.31.1`. An unknown version, or a version newer than the known ones,
+    /// counts as the newest.
     #[must_use]
     pub fn of(engine: Engine, version: Option<&str>) -> Self {
         let Engine::Vllm = engine else { return Self::Sglang };
@@ -87,7 +87,7 @@ impl Dialect {
         self.engine() == Engine::Vllm
     }
 
-    /// Separator that the engine puts between several texts of one content.
+    /// Separator that the engine puts between several texts of one message's content.
     pub(crate) const fn between_texts(self) -> &'static str {
         match self.engine() {
             Engine::Vllm => "\n",
@@ -95,13 +95,13 @@ impl Dialect {
         }
     }
 
-    /// True if requests of Messages may add and remove tools, and requests of Responses may have tools of type
-    /// `custom`.
+    /// True if the engine accepts additions and removals of tools in requests of Messages, and tools of type `custom`
+    /// in requests of Responses.
     pub(crate) fn has_changing_tools(self) -> bool {
         self == Self::Vllm32
     }
 
-    /// True if the engine drops this system prompt, given as one string.
+    /// True if the engine drops a system prompt that is given as one string.
     pub(crate) fn leaves_out_system(self, text: &str) -> bool {
         match self.engine() {
             Engine::Vllm => text.is_empty(),
@@ -109,12 +109,12 @@ impl Dialect {
         }
     }
 
-    /// True if the engine drops this text of a list of system blocks, or of a system message that is not the first.
+    /// True if the engine drops a text from a list of system blocks, or from a system message after the first.
     pub(crate) fn leaves_out_block(self, text: &str) -> bool {
         text.is_empty() || (self.is_vllm() && text.starts_with(BILLING))
     }
 
-    /// Text of a system message that is not the first, as the engine changes it when moving it to the top.
+    /// Text of a system message after the first, as the engine changes it when moving it to the top of the chat.
     pub(crate) fn trimmed_inline(self, text: Cow<'_, str>) -> Cow<'_, str> {
         match self.engine() {
             Engine::Vllm => text,
@@ -125,7 +125,7 @@ impl Dialect {
         }
     }
 
-    /// Texts of system blocks, or of thoughts, joined as the engine does.
+    /// Joins the texts of system blocks, or of the assistant's thoughts, in the way of the engine.
     pub(crate) fn joined_blocks(self, mut texts: Vec<Cow<'_, str>>) -> Cow<'_, str> {
         if texts.len() == 1 {
             return texts.remove(0);
@@ -139,16 +139,17 @@ impl Dialect {
     }
 }
 
-/// Switches by which a template can be made to think less, or not at all.
+/// Settings by which a chat template can be made to think less, or not at all.
 pub(crate) struct ThinkingSwitches<'t> {
-    /// Reasoning effort by which vLLM turns a template's thinking off.
+    /// Function that returns the reasoning effort which turns a template's thinking off in vLLM.
     pub(crate) no_effort: &'t dyn Fn() -> &'static str,
-    /// Variable by which SGLang turns a template's thinking off; `None` if the template has none.
+    /// Variable of the template by which SGLang turns thinking off; `None` if the template has no such variable.
     pub(crate) toggle: Option<&'static str>,
 }
 
 impl Dialect {
-    /// Removes billing lines from the texts of a system message, in requests of any API.
+    /// Removes the lines by which Claude Code identifies itself from the texts of a system message, if the engine
+    /// removes them too.
     pub(crate) fn leave_out_billing(self, role: &str, content: &mut Vec<Part<'_>>) {
         if self != Self::Vllm32 || role != "system" {
             return;
@@ -165,7 +166,7 @@ impl Dialect {
         });
     }
 
-    /// Variables for templates that follow from the request's reasoning effort and thinking settings.
+    /// Variables for the chat template that follow from the request's reasoning effort and thinking settings.
     pub(crate) fn variables(
         self,
         endpoint: Endpoint,
@@ -210,12 +211,13 @@ impl Dialect {
         made
     }
 
-    /// True if the prompt of a chat ends with the beginning of an answer by default.
+    /// True if the prompt of a chat ends by default with the start of an assistant's message, for the model to
+    /// continue.
     pub(crate) fn begins_answer(self, endpoint: Endpoint) -> bool {
         !(self.is_vllm() && endpoint == Endpoint::Embeddings)
     }
 
-    /// A tool call with its fields in the engine's order. vLLM keeps unknown fields after the known ones, SGLang drops
+    /// Tool call with its fields in the engine's order. vLLM keeps unknown fields after the known ones; SGLang drops
     /// them.
     pub(crate) fn call(self, call: &Value, function: &Value) -> Value {
         if self.is_vllm() {
@@ -233,7 +235,7 @@ impl Dialect {
     }
 }
 
-/// Copy of a map with the fields `first` before all others.
+/// Copy of a map in which the fields `first` precede all others.
 fn ordered(map: &Value, first: &[&str]) -> Value {
     let named = first.iter().filter_map(|name| Some((Value::from(*name), field(map, name)?)));
     let keys = map.try_iter().into_iter().flatten();
@@ -244,7 +246,8 @@ fn ordered(map: &Value, first: &[&str]) -> Value {
     Value::from_pairs(named.chain(others))
 }
 
-/// Changes the role of the last message from assistant to user: SGLang continues only a user's message.
+/// Changes the role of the last message from assistant to user, since SGLang lets the model continue only a user's
+/// message.
 pub(crate) fn end_with_user(messages: &mut [Value]) {
     let Some(last) = messages.last_mut() else { return };
     let is_assistant = field(last, "role").as_ref().and_then(Value::as_str) == Some("assistant");
@@ -262,12 +265,12 @@ pub(crate) fn take_answer(messages: &mut Vec<Value>) -> Option<String> {
     Some(answer)
 }
 
-/// Name of a function that belongs to a namespace of tools.
+/// Name of a function within a namespace of tools, as one string.
 pub(crate) fn name_in(namespace: &Value, name: &Value) -> Value {
     format!("{namespace}__{name}").into()
 }
 
-/// Parameters of the function that represents a tool of type `custom`.
+/// JSON schema for the parameters of the function that represents a tool of type `custom`.
 pub(crate) fn custom_parameters() -> Value {
     let input = object([("type", "string".into()), ("description", "The freeform text payload for this tool.".into())]);
     object([
@@ -307,10 +310,10 @@ impl Dialect {
 
 impl Request<'_> {
     /// Cache salt of the request's blocks in an engine of this kind: prompts with different salts share no blocks.
-    /// `None` without one.
+    /// `None` if the request has no salt.
     ///
-    /// SGLang separates blocks by `extra_key` as well, and does not announce it: no announced block has the salt of a
-    /// request with an `extra_key`.
+    /// SGLang also separates blocks by the request field `extra_key`, which its events do not contain. The salt of a
+    /// request with an `extra_key` therefore equals the salt of no announced block.
     #[must_use]
     pub fn salt(&self, engine: Engine) -> Option<Cow<'_, str>> {
         let salt = self.cache_salt.as_deref();
@@ -325,13 +328,13 @@ impl Request<'_> {
         }
     }
 
-    /// True if an engine of this kind separates the request's blocks by a key that it does not announce.
+    /// True if an engine of this kind separates the request's blocks by a key that its events do not contain.
     #[must_use]
     pub fn has_own_key(&self, engine: Engine) -> bool {
         self.own_key(engine).is_some()
     }
 
-    /// Engine whose rules apply: SGLang for its own `/generate`, else `engine`.
+    /// Engine whose rules apply to the request: SGLang for SGLang's own path `/generate`, else `engine`.
     fn engine(&self, engine: Engine) -> Engine {
         if self.endpoint == Endpoint::Generate { Engine::Sglang } else { engine }
     }

@@ -1,5 +1,5 @@
-//! Endpoints of engines whose requests have prompts: determined by a request's path, or by its body alone, without
-//! building any value of the body.
+//! Endpoints of engines whose requests contain prompts. The endpoint follows from a request's path, or from its body
+//! alone, without parsing the body's values.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,22 +10,22 @@ use serde_json::value::RawValue;
 
 use crate::request::{Parts, Request};
 
-/// An endpoint whose requests have prompts.
+/// An endpoint of an engine's HTTP server whose requests contain prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// `POST /v1/chat/completions`.
     Chat,
     /// `POST /v1/completions`.
     Completions,
-    /// `POST /v1/responses`.
+    /// `POST /v1/responses`, OpenAI's Responses API.
     Responses,
-    /// `POST /v1/messages`.
+    /// `POST /v1/messages`, Anthropic's Messages API.
     Messages,
     /// `POST /v1/embeddings`.
     Embeddings,
-    /// `POST /generate` of SGLang: token ids or text.
+    /// `POST /generate` of SGLang, with a prompt as token ids or text.
     Generate,
-    /// `POST /inference/v1/generate` of vLLM: token ids.
+    /// `POST /inference/v1/generate` of vLLM, with a prompt as token ids.
     Tokens,
     /// `POST /v1/chat/completions/tokens`, added to vLLM by training frameworks: a chat whose prompt is given as token
     /// ids.
@@ -33,7 +33,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// All endpoints, in the order of their numbers, for metrics with an initial value of zero.
+    /// All endpoints, in a fixed order, for metrics that begin at zero.
     pub const ALL: [Self; 8] = [
         Self::Chat,
         Self::Completions,
@@ -45,7 +45,8 @@ impl Endpoint {
         Self::ChatTokens,
     ];
 
-    /// Endpoint at a path, with or without `/v1`; `None` if this crate does not read the prompts of its requests.
+    /// Endpoint at an HTTP path, with or without the leading `/v1`; `None` if requests at the path have no prompts that
+    /// can be parsed.
     ///
     /// A query (`?…`) and one slash at the end are ignored.
     #[must_use]
@@ -68,7 +69,7 @@ impl Endpoint {
         }
     }
 
-    /// True if engines generate an answer to prompts of this endpoint.
+    /// True if engines generate an answer to requests of this endpoint; false for embeddings.
     #[must_use]
     pub const fn generates(self) -> bool {
         !matches!(self, Self::Embeddings)
@@ -89,12 +90,13 @@ impl Endpoint {
         }
     }
 
-    /// True if the body contains the prompt itself instead of a chat, so that fields for chats have no effect.
+    /// True if the body contains the prompt itself, as text or tokens, instead of a chat; fields for chats then have no
+    /// effect.
     pub(crate) const fn has_plain_prompt(self) -> bool {
         matches!(self, Self::Generate | Self::Tokens | Self::ChatTokens)
     }
 
-    /// True if an engine's token count for the request covers one prompt and one answer, and nothing else.
+    /// True if the token count that an engine reports for a request covers exactly one prompt and one answer.
     #[must_use]
     pub const fn is_counted(self) -> bool {
         matches!(self, Self::Chat | Self::Completions | Self::Generate | Self::Tokens | Self::ChatTokens)
@@ -112,8 +114,9 @@ const BLOCKS: [&str; 7] =
     ["tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document", "server_tool_use"];
 
 impl Endpoint {
-    /// Endpoint that a body is for; `None` if the body is not a JSON object. As both the chat API and the Messages API
-    /// have messages, the body counts as a chat's unless a field or block occurs that only the Messages API has.
+    /// Endpoint for which a request's body was written; `None` if the body is not a JSON object. Both the chat API and
+    /// the Messages API have the field `messages`: the body counts as a chat unless a field or content block occurs
+    /// that only the Messages API has.
     #[must_use]
     pub fn of_body(body: &[u8]) -> Option<Self> {
         let parts = Request::parse(Self::Chat, body).ok()?.parts;
@@ -157,7 +160,7 @@ fn is_of_messages(parts: &Parts<'_>) -> bool {
         || any_item(parts.messages, &has_own_block)
 }
 
-/// True if a value is a list that has an item for which `is_it` returns true.
+/// True if a JSON value is a list with an item for which `is_it` returns true.
 fn any_item(list: Option<&RawValue>, is_it: &dyn Fn(&str) -> bool) -> bool {
     struct Items<'f>(&'f dyn Fn(&str) -> bool);
 

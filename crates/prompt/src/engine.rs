@@ -1,4 +1,5 @@
-//! `POST /tokenize` of an engine: the request to send and the parsing of the answer. The caller sends it.
+//! Requests to an engine's `POST /tokenize`, which returns a prompt's tokens, and parsing of the answer. The caller
+//! sends the request.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use crate::prompt_tokens::PromptFailure;
 use crate::request::{BodyPrompt, Request, is_there, read};
 
 impl Engine {
-    /// True if an engine of this dialect computes the whole prompt of a request without its cache.
+    /// True if this kind of engine computes the whole prompt of the request without its prefix cache.
     #[must_use]
     pub fn skips_cache(self, request: &Request<'_>) -> bool {
         match self {
@@ -30,24 +31,26 @@ impl Engine {
 /// Path at which engines return the tokens of a text or a chat.
 pub const TOKENIZE_PATH: &str = "/tokenize";
 
-/// Path at which vLLM renders a Messages request itself, if enabled at its start.
+/// Path at which vLLM renders a request of `POST /v1/messages` to tokens, if enabled when vLLM was started.
 pub const MESSAGES_RENDER_PATH: &str = "/v1/messages/render";
 
-/// Path at which vLLM renders a Responses request itself.
+/// Path at which vLLM renders a request of `POST /v1/responses` to tokens.
 pub const RESPONSES_RENDER_PATH: &str = "/v1/responses/render";
 
-/// A request for the tokens of a prompt, to be sent to an engine.
+/// A request for the tokens of a client's prompt, to be sent to an engine.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Path to send the request to.
+    /// Path of the engine's HTTP server to send the request to.
     pub path: &'static str,
-    /// True if the engine renders the client's request itself, which not every version can.
+    /// True if the engine is asked to render the client's request itself, which not every version can.
     pub is_render: bool,
     /// Body of the request to send.
     pub body: Vec<u8>,
-    /// Number of prompts of the client's request, 1 unless it has a list of them; tokens are requested for the first.
+    /// Number of prompts in the client's request: 1, or the length of its list of prompts. Tokens are requested for the
+    /// first only.
     pub prompts: u32,
-    /// Reason why tokens are requested only for the messages before one that is not text; `None` if for all.
+    /// Reason why tokens are requested only for the messages before the first one that is not text; `None` if requested
+    /// for all messages.
     pub cut: Option<PromptFailure>,
 }
 
@@ -66,10 +69,10 @@ struct PlainFields<'a> {
 impl Question {
     /// Makes the request for the tokens of a prompt.
     ///
-    /// `model`: the engine's name for the model, if the engine serves several; `has_media`: whether a part of the
-    /// prompt is not text. An engine's `/tokenize` takes one text or a chat: of several texts the first is sent, and a
-    /// request of another API is converted to the chat that engines make of it. The first part that is not text, and
-    /// all after it, is left out.
+    /// `model`: the engine's name for the model, if the engine serves several; `has_media`: true if a part of the
+    /// prompt is not text. An engine's `/tokenize` accepts one text or a chat: of several texts the first is sent, and
+    /// a request of another API is converted to a chat in the way of the engines. The first part that is not text, and
+    /// everything after it, is left out.
     ///
     /// # Errors
     ///
@@ -119,8 +122,8 @@ impl Question {
         }
     }
 
-    /// Path at which engines of a dialect render requests of this endpoint themselves, which vLLM can for Messages and
-    /// Responses; else `None`.
+    /// Path at which engines of a dialect render requests of this API to tokens; `None` if they cannot. vLLM can for
+    /// Messages and Responses.
     #[must_use]
     pub fn render_path(endpoint: Endpoint, dialect: Dialect) -> Option<&'static str> {
         match endpoint {
@@ -130,8 +133,8 @@ impl Question {
         }
     }
 
-    /// Makes the request that has the engine render the client's request itself; `None` if the engine renders no
-    /// requests of this endpoint.
+    /// Makes a request by which the engine renders the client's request to tokens; `None` if the engine cannot render
+    /// requests of this API.
     ///
     /// # Errors
     ///
@@ -162,7 +165,7 @@ impl Question {
         Ok(Some(Self { path, is_render: true, body, prompts: 1, cut: None }))
     }
 
-    /// Request for the tokens of a chat, whose messages are sent unchanged.
+    /// Makes the request for the tokens of a chat, whose messages are sent unchanged.
     fn of_chat(
         request: &Request<'_>,
         dialect: Dialect,
@@ -201,7 +204,8 @@ impl Question {
         Ok(Self { path: TOKENIZE_PATH, is_render: false, body, prompts: 1, cut })
     }
 
-    /// Request for the tokens of a request of another API, converted to a chat as engines do.
+    /// Makes the request for the tokens of a client's request that is not a chat: converted to a chat in the way of the
+    /// engines.
     fn of_other(request: &Request<'_>, dialect: Dialect, model: Option<&str>) -> Result<Self, PromptFailure> {
         let parts = &request.parts;
         let mut messages = match request.endpoint {
@@ -262,7 +266,7 @@ impl Question {
     }
 }
 
-/// Fields of a body, whose memory is counted against the allowance.
+/// Fields of a request's body; their memory is counted against the limits of the prompt.
 struct CountedFields<'a>(BTreeMap<Cow<'a, str>, &'a RawValue>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for CountedFields<'a> {
@@ -290,7 +294,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for CountedFields<'a> {
     }
 }
 
-/// Parses the tokens in an engine's answer; `None` if it is not an answer to `/tokenize` or of a render path.
+/// Parses the tokens in an engine's answer; `None` if the body is not an answer of `/tokenize` or of a path that
+/// renders requests.
 #[must_use]
 pub fn tokenize_answer(body: &[u8]) -> Option<Vec<u32>> {
     #[derive(Deserialize)]

@@ -1,4 +1,4 @@
-//! Reading of a model's tokenizer and chat templates from files with the names of the Hugging Face hub.
+//! Reading of a model's tokenizer and chat templates from files, named as on the Hugging Face hub.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,19 +16,20 @@ const TEMPLATE_JSON: &str = "chat_template.json";
 const MORE_TEMPLATES: &str = "additional_chat_templates";
 const SPECIAL: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Name of the template used unless a more specific one exists.
+/// Name of the chat template used unless a more specific template exists.
 pub(crate) const DEFAULT: &str = "default";
-/// Name of the template for requests that offer tools.
+/// Name of the chat template for requests that offer tools.
 pub(crate) const WITH_TOOLS: &str = "tool_use";
 
-/// Parts of a model's files that prompts need: tokenizer, templates and special tokens.
+/// Data from a model's files that the conversion of prompts to tokens needs: tokenizer, templates and special tokens.
 #[derive(Debug)]
 pub(crate) struct Files {
     /// Path of `tokenizer.json`.
     pub(crate) tokenizer: PathBuf,
-    /// Chat templates by name. Separate files override the configuration, as in transformers.
+    /// Chat templates by name. A template in a file of its own overrides the one in the tokenizer's configuration, as
+    /// in transformers.
     pub(crate) templates: BTreeMap<String, String>,
-    /// Special tokens, each with its name in templates (`bos_token` and so on).
+    /// Special tokens, each with its name in chat templates, such as `bos_token`.
     pub(crate) special_tokens: Vec<(String, String)>,
     /// Token that represents an image; `None` if the model does not accept images.
     pub(crate) image_token: Option<u32>,

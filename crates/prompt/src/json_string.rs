@@ -1,4 +1,4 @@
-//! JSON strings, borrowed from the body where they have no escapes.
+//! Strings in JSON, borrowed from a request's body where they contain no escapes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,8 +15,7 @@ pub(crate) fn string(json: &str) -> Option<Cow<'_, str>> {
     (length == json.len()).then_some(text)
 }
 
-/// Text of the JSON string at the beginning of checked JSON (see [`string`]), and the number of bytes that the string
-/// takes there.
+/// Text of the string at the beginning of JSON whose syntax was checked, and the length of the string's JSON, in bytes.
 pub(crate) fn leading(json: &str) -> Option<(Cow<'_, str>, usize)> {
     let rest = json.strip_prefix('"')?;
     let first = memchr2(b'"', b'\\', rest.as_bytes())?;
@@ -44,7 +43,7 @@ pub(crate) fn leading(json: &str) -> Option<(Cow<'_, str>, usize)> {
 }
 
 /// Beginning of the text of a JSON string, decoded from its first `most` bytes and cut before an incomplete escape.
-/// `None` if it is not a string.
+/// `None` if the JSON is not a string.
 pub(crate) fn beginning(json: &str, most: usize) -> Option<String> {
     /// Length of the longest escape, in bytes.
     const ESCAPE: usize = 12;
@@ -56,12 +55,13 @@ pub(crate) fn beginning(json: &str, most: usize) -> Option<String> {
     string(&start).map(Cow::into_owned)
 }
 
-/// Initial capacity for a text with escapes, in bytes.
+/// Initial capacity of the buffer for a string with escapes, in bytes.
 const ROOM: usize = 2048;
 
-/// Appends the bytes before the next quote or backslash. Returns their number, and which of the two follows. Escapes
-/// are often a few bytes apart, so eight bytes are compared at once, and copied before it is known whether all of them
-/// belong to the text.
+/// Appends the bytes before the next quote or backslash. Returns the number of these bytes, and the quote or backslash.
+///
+/// Escapes are often a few bytes apart, so eight bytes are compared at once, and copied before it is known whether all
+/// of them belong to the text.
 fn unmarked(bytes: &[u8], made: &mut Vec<u8>) -> Option<(usize, u8)> {
     const STEP: usize = size_of::<u64>();
     let (start, mut at) = (made.len(), 0);
@@ -86,8 +86,8 @@ const fn zeros(word: u64) -> u64 {
     word.wrapping_sub(0x0101_0101_0101_0101) & !word & 0x8080_8080_8080_8080
 }
 
-/// Character of an escape, given the JSON after its backslash, and the number of bytes that the escape takes there.
-/// `None` if invalid.
+/// Character that a JSON escape stands for, and the length of the escape after its backslash, in bytes. `None` if the
+/// escape is invalid. `rest`: the JSON after the backslash.
 fn escape(rest: &str) -> Option<(char, usize)> {
     let character = match rest.as_bytes().first()? {
         b'"' => '"',
@@ -121,7 +121,8 @@ pub(crate) fn field<'de: 'a, 'a, D: Deserializer<'de>>(deserializer: D) -> Resul
 /// Length of the longest key with escapes that is decoded whole, in bytes.
 const LONGEST_KEY: usize = 256;
 
-/// A key or another string, borrowed if it has no escapes; a long one with escapes is cut.
+/// A key or another string of JSON, borrowed if it has no escapes; a string with escapes is cut after [`LONGEST_KEY`]
+/// bytes.
 pub(crate) struct Key<'a>(pub(crate) Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {

@@ -1,4 +1,4 @@
-//! Parts of a body that are not text, such as images and sounds, given as base64 or as addresses.
+//! Media: parts of a request's body that are not text, such as images and sounds, given as base64 or as URLs.
 //!
 //! The bytes of an image do not predict its tokens: 400 kB of a photo are about a thousand tokens, and as text they
 //! would be a hundred thousand. Values that are not text are therefore recognised by the keys and types of the APIs,
@@ -17,34 +17,35 @@ use crate::json_string::{Key, string};
 pub enum MediaKind {
     /// Images and screenshots.
     Image,
-    /// Sounds.
+    /// Sounds, such as recorded speech.
     Audio,
     /// Videos.
     Video,
-    /// Files, of whatever kind.
+    /// Files of any type.
     File,
-    /// Prompts in the form of embeddings.
+    /// Prompts given as embeddings.
     Embeds,
 }
 
 impl MediaKind {
-    /// All kinds, in the order of their numbers.
+    /// All kinds of media, in a fixed order.
     pub const ALL: [Self; 5] = [Self::Image, Self::Audio, Self::Video, Self::File, Self::Embeds];
 }
 
-/// Number of tokens assumed for a value of each kind, until an engine has reported a count.
+/// Number of tokens assumed for a value of each kind of media, until an engine has reported a count.
 pub const MEDIA_TOKENS: [f64; MediaKind::ALL.len()] = [1024.0, 512.0, 4096.0, 2048.0, 512.0];
 
-/// Number of bytes of text in a body, and the number of other values by kind.
+/// Content of a request's body: number of bytes of text, and number of other values by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Media {
-    /// Number of bytes of the body outside of values that are not text.
+    /// Size of the body without the values that are not text, in bytes.
     pub text: usize,
-    /// Number of values of each kind.
+    /// Number of values of each kind of media.
     pub items: [u32; MediaKind::ALL.len()],
 }
 
-/// Words by which bodies with content that is not text are found: each of these bodies has at least one of them.
+/// Words by which media are found: at least one of them occurs in every body that has content other than text; a body
+/// without them needs no closer search.
 const WORDS: [&str; 10] = [
     ";base64,",
     "\"base64\"",
@@ -58,11 +59,11 @@ const WORDS: [&str; 10] = [
     "\"image\"",
 ];
 
-/// Number of leading characters by which a value is recognised as base64; shorter values are not counted.
+/// Number of leading characters by which a value is recognised as base64; shorter values do not count as media.
 const KNOWN_BY: usize = 64;
 
-/// True if a body contains one of [`WORDS`]. The vectorized search takes a third of the time of the automaton, which
-/// stops at every quotation mark; it is not available on every processor.
+/// True if a body contains one of [`WORDS`]. A vectorized search, if the processor has it, takes a third of the time of
+/// a search by automaton, which stops at every quotation mark.
 fn has_word(body: &[u8]) -> bool {
     static VECTORIZED: LazyLock<Option<packed::Searcher>> = LazyLock::new(|| packed::Searcher::new(WORDS));
     static AUTOMATON: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| AhoCorasick::new(WORDS).ok());
@@ -74,7 +75,7 @@ fn has_word(body: &[u8]) -> bool {
 }
 
 impl Media {
-    /// Counts the values of a body that are not text; `None` if all of it is text.
+    /// Counts the images, sounds and other values of a body that are not text; `None` if there are none.
     #[must_use]
     pub fn of(body: &[u8]) -> Option<Self> {
         if !has_word(body) {
@@ -102,7 +103,7 @@ impl Media {
     }
 }
 
-/// Media found while a body is walked.
+/// Media found so far while a body is searched.
 #[derive(Default)]
 struct Walk {
     /// Number of bytes of values that are not text.
@@ -110,27 +111,27 @@ struct Walk {
     items: [u32; MediaKind::ALL.len()],
 }
 
-/// Values whose kind is only given by a neighbouring or an enclosing field.
+/// Values whose kind of media is given only by a neighbouring or an enclosing field.
 #[derive(Default, Clone, Copy)]
 struct UntypedValues {
     /// Number of values with inline data.
     inline: u32,
-    /// Number of values that are addresses, which count as media only if a kind is given.
+    /// Number of values that are URLs, which count as media only if a field gives a kind.
     addresses: u32,
 }
 
-/// Meaning of the key under which a value is found.
+/// Meaning of a JSON key for the value under it: text, media or other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// The key `text`, of a part that is text.
+    /// The key `text`, for a content part that is text.
     Text,
-    /// A key that says nothing about media.
+    /// A key that implies neither text nor media.
     Plain,
-    /// The key of a value that is not text, with the kind if the key implies it.
+    /// The key of a value that is media, with the kind if the key implies one.
     Media(Option<MediaKind>),
 }
 
-/// A value and the meaning of its key, deserialized in place.
+/// A JSON value to search for media, with the meaning of its key.
 struct PlacedValue<'w> {
     walk: &'w mut Walk,
     place: Place,
@@ -157,7 +158,7 @@ impl Place {
     }
 }
 
-/// Kind of content that a part's type or a media type names; `None` for text and unknown types.
+/// Kind of media named by the type of a content part or by a media type; `None` for text and unknown types.
 fn kind_of(word: &str) -> Option<MediaKind> {
     const NAMES: [(&str, MediaKind); 7] = [
         ("image", MediaKind::Image),

@@ -1,10 +1,10 @@
-//! Chat messages as engines give them to a chat template.
+//! Chat messages in the form in which engines pass them to a chat template.
 //!
-//! A request's content is a string or a list of parts. Templates are written for one of the two, so engines convert one
-//! into the other before rendering; arguments of tool calls, which are JSON strings in requests, become objects.
+//! A request's content is a string or a list of parts. Each template is written for one of the two, so engines convert
+//! one into the other before rendering. Arguments of tool calls, which are JSON strings in requests, become objects.
 //!
-//! Content that is not text cannot be tokenized here. A mark is put before the first part of this kind: the text before
-//! the mark is exact, and the tokens end there.
+//! Images and other content that is not text have no tokens known to the router. A mark, [`CUT`], replaces the first of
+//! these parts: the text before the mark is exact, and the tokens end there.
 
 use std::borrow::Cow;
 
@@ -19,23 +19,24 @@ use crate::prompt_tokens::PromptFailure;
 use crate::request::{is_there, string};
 use crate::request_fields::{RequestContent, RequestMessage};
 
-/// Mark that replaces the first part that is not text: private-use characters around words.
+/// Mark in a rendered text at the place of the first part that is not text, where the known tokens end: private-use
+/// characters around words.
 pub(crate) const CUT: &str = "\u{f8ff}\u{e000}the text ends here\u{e001}\u{f8ff}";
 
-/// Messages in the form for templates.
+/// Messages of a chat, converted to values for a chat template.
 #[derive(Debug)]
 pub(crate) struct TemplateMessages {
     pub(crate) messages: Vec<Value>,
-    /// Reason why the text ends at [`CUT`]; `None` if it does not.
+    /// Reason why the rendered text ends early, at the mark [`CUT`]; `None` if the text is complete.
     pub(crate) cut: Option<PromptFailure>,
 }
 
-/// A message of any API, with its parts classified.
+/// A chat message from a request of any API, with the kind of each part of its content.
 #[derive(Debug, Default)]
 pub(crate) struct Message<'a> {
     pub(crate) role: Cow<'a, str>,
     pub(crate) content: Vec<Part<'a>>,
-    /// True if the content was given as a list of parts.
+    /// True if the request has the message's content as a list of parts, not as a string.
     pub(crate) is_list: bool,
     pub(crate) tool_calls: Vec<Value>,
     pub(crate) reasoning: Option<Value>,
@@ -63,13 +64,13 @@ impl Message<'_> {
         self.content.iter().filter(|part| matches!(part, Part::Other(_, PromptFailure::Image))).count()
     }
 
-    /// True if all dialects render the message equally.
+    /// True if the message is rendered equally for all supported engines and versions.
     pub(crate) fn is_plain(&self) -> bool {
         let is_known = matches!(self.role.as_ref(), "user" | "assistant" | "system");
         is_known && !self.is_list && self.tool_calls.is_empty() && self.reasoning.is_none()
     }
 
-    /// JSON of the message for a chat request, with only the texts of its content and the tools that it references.
+    /// JSON of the message for a chat request, with only its texts and the tools that it references.
     ///
     /// JSON objects take more than twice the memory of template values, and are counted accordingly.
     pub(crate) fn to_json(&self) -> serde_json::Value {
@@ -119,7 +120,8 @@ pub(crate) enum Part<'a> {
     Text(Cow<'a, str>),
     /// A reference to a tool, by the tool's name.
     Tool(Cow<'a, str>),
-    /// A part that is not text: its type for templates, and the reason reported for it.
+    /// A part that is not text, such as an image: its type for templates, and the reason why the prompt's tokens end at
+    /// the part.
     Other(&'static str, PromptFailure),
 }
 
@@ -132,8 +134,8 @@ impl Part<'_> {
     }
 }
 
-/// Parses a list that was checked with the body: its items, and for each the offset of its end after the opening
-/// bracket, in bytes. `None` if an item is not a `T`.
+/// Parses a JSON list whose syntax was checked before. Returns the items and, for each item, the offset of its end
+/// after the opening bracket, in bytes. `None` if an item is not a `T`.
 pub(crate) fn listed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<(Vec<T>, Vec<usize>)> {
     listed_by(raw, |rest| {
         let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<T>();
@@ -141,8 +143,8 @@ pub(crate) fn listed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<(Vec<T
     })
 }
 
-/// Parses a list in the way of [`listed`]. `read`: returns the item at the beginning of some JSON and the number of
-/// bytes that the item takes.
+/// Parses a JSON list like [`listed`], with a function for the items. `read`: returns the item at the beginning of the
+/// given JSON and the length of the item, in bytes.
 fn listed_by<'a, T>(
     raw: &'a RawValue,
     mut read: impl FnMut(&'a str) -> Option<(T, usize)>,
@@ -163,7 +165,8 @@ fn listed_by<'a, T>(
     Some((items, ends))
 }
 
-/// Messages of a chat request, and for each the offset of its end in the list, in bytes.
+/// Parses the list of messages of a chat request. Returns the messages and, for each message, the offset of its end in
+/// the list, in bytes.
 pub(crate) fn of_chat(raw: &RawValue, dialect: Dialect) -> Result<(Vec<Message<'_>>, Vec<usize>), PromptFailure> {
     let (given, ends) = listed_by(raw, RequestMessage::leading).ok_or(PromptFailure::BadMessages)?;
     let mut messages = Vec::with_capacity(given.len());
@@ -195,7 +198,7 @@ fn message(given: RequestMessage<'_>, dialect: Dialect) -> Result<Message<'_>, P
     })
 }
 
-/// Parts of a message's content, which is null, a string, or a list.
+/// Parses the content of a chat message, which is null, a string, or a list of parts.
 pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, PromptFailure> {
     let json = raw.get();
     match json.as_bytes().first() {
@@ -301,7 +304,7 @@ pub(crate) fn field(map: &Value, name: &str) -> Option<Value> {
     map.get_attr(name).ok().filter(|value| !value.is_undefined())
 }
 
-/// Copy of a map with a field set, in its old place if it exists.
+/// Copy of a map with one field set. An existing field keeps its position in the map.
 pub(crate) fn with(map: &Value, name: &str, value: Value) -> Value {
     let mut fields: Vec<(Value, Value)> = Vec::new();
     let mut new = Some(value);
@@ -314,12 +317,12 @@ pub(crate) fn with(map: &Value, name: &str, value: Value) -> Value {
     Value::from_pairs(fields)
 }
 
-/// Map with the given fields.
+/// Creates a map with the given fields.
 pub(crate) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
     Value::from_pairs(fields)
 }
 
-/// Parses any JSON as a value for templates.
+/// Parses any JSON to a value for chat templates.
 pub(crate) fn value(raw: &RawValue) -> Result<Value, PromptFailure> {
     parsed(raw.get()).ok_or(PromptFailure::BadMessages)
 }
@@ -329,15 +332,15 @@ pub(crate) fn parsed(json: &str) -> Option<Value> {
     serde_json::from_str(json).ok().map(|CountedValue(value)| value)
 }
 
-/// Value for templates of JSON that exists and is valid; else `None`.
+/// Value for chat templates of an optional field's JSON; `None` if the field is missing or invalid.
 pub(crate) fn given(raw: Option<&RawValue>) -> Option<Value> {
     parsed(raw?.get())
 }
 
-/// Converts messages to the form for templates. `as_parts`: whether the template takes contents as lists of parts
-/// instead of strings.
+/// Converts messages to values for a chat template.
 ///
-/// `keeps_images`: whether the text continues after images, for which a template that takes parts writes a token.
+/// `as_parts`: true if the template accepts contents as lists of parts instead of strings. `keeps_images`: true if the
+/// text continues after images, in whose place a template that accepts parts writes a token.
 pub(crate) fn prepare(
     messages: Vec<Message<'_>>,
     as_parts: bool,
@@ -351,14 +354,15 @@ pub(crate) fn prepare(
     TemplateMessages { messages, cut: cut.why_not }
 }
 
-/// State of converting messages: whether, and why, the text ends before the prompt does.
+/// State of converting messages to text: the reason why the text ends at a part that is not text, if it does.
 struct Cut {
     keeps_images: bool,
     why_not: Option<PromptFailure>,
 }
 
 impl Cut {
-    /// Ends the text here, unless it has ended before. True if it ends here.
+    /// Ends the text at the current part of a message, unless the text has ended before. Returns true if the current
+    /// part is the first that ends the text.
     fn at(&mut self, why_not: PromptFailure) -> bool {
         self.why_not.replace(self.why_not.unwrap_or(why_not)).is_none()
     }
@@ -413,8 +417,8 @@ fn parts(content: Vec<Part<'_>>, cut: &mut Cut) -> Value {
     made.into()
 }
 
-/// Texts of a content joined to one. Engines put parts that are not text first, so if there are any, the text ends
-/// before all of them.
+/// Joins the texts of a message's content to one. Engines put images and other parts that are not text first, so with
+/// any of them the text ends before the message's own text.
 fn join(content: Vec<Part<'_>>, dialect: Dialect, cut: &mut Cut) -> Value {
     if let [Part::Text(text)] = content.as_slice() {
         return text.as_ref().into();

@@ -1,13 +1,13 @@
-//! Pictures of a chat, and the names under which engines know them.
+//! Pictures in a chat, and the names by which engines identify them.
 //!
 //! vLLM identifies a picture in its blocks by the `uuid` of its content part, or else by a hash of the decoded picture
-//! and of its own settings, which cannot be computed outside the engine. With a `uuid` set by the router, the blocks
+//! and of vLLM's settings, which cannot be computed outside the engine. With a `uuid` set by the router, the blocks
 //! after a picture can be looked up.
 //!
 //! An engine does not decode a picture whose name it knows. A name must therefore never stand for two pictures: it is a
-//! cryptographic hash of all bytes of the picture with a secret of the router, which no client can compute, and the
-//! router forwards no such name from a client. The content behind an address can change, so a picture given by its
-//! address is named only if the operator allows it.
+//! cryptographic hash of all bytes of the picture and a secret of the router, which no client can compute, and the
+//! router forwards no such name from a client. The content behind a URL can change, so a picture given by its URL is
+//! named only if the operator allows it.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -20,47 +20,48 @@ use serde_json::value::RawValue;
 use crate::media::is_data_url;
 use crate::request::{Key, is_there, string};
 
-/// Prefix of every name made by the router.
+/// Prefix of every picture name made by the router.
 pub const PICTURE_PREFIX: &str = "kvatlas-";
 
-/// Number of leading base64 characters of a picture that are searched for its size: a JPEG may begin with a preview.
+/// Number of leading base64 characters of a picture in which its size is searched: a JPEG may begin with a preview.
 const HEAD: usize = 128 << 10;
 
-/// A picture of a chat.
+/// A picture in a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
-    /// Name under which an engine knows the picture once the edited body is sent; `None` if it gets no name.
+    /// Name by which an engine identifies the picture once the edited body is sent; `None` if the picture gets no name.
     pub id: Option<Box<str>>,
-    /// Width and height in pixels; `None` if unknown, or if the picture is not in the body.
+    /// Width and height in pixels; `None` if unknown, or if the request's body has only the picture's URL.
     pub size: Option<(u32, u32)>,
-    /// Range of the body to replace, and the replacement, which gives the picture its name; `None` for no edit.
+    /// Change of the request's body that names the picture: the range of bytes to replace, and the replacement; `None`
+    /// for no change.
     edit: Option<(Range<usize>, Box<str>)>,
 }
 
-/// Pictures of a chat, in their order.
+/// Pictures of a chat, in the order in which they occur.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pictures(Vec<Picture>);
 
 /// Choice of the pictures that get a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PictureScope {
-    /// Only pictures that are in the body.
+    /// Only pictures whose data is in the request's body.
     Data,
-    /// Pictures that are in the body, and pictures given by their address.
+    /// Pictures whose data is in the request's body, and pictures given by their URL.
     Addresses,
 }
 
-/// Rule by which pictures get names.
+/// Settings for naming pictures: the pictures to name, and the secret for the names.
 #[derive(Clone)]
 pub struct PictureNames {
     /// Choice of the pictures that get a name.
     pub scope: PictureScope,
-    /// Secret that is hashed into every name.
+    /// Secret of the router that is hashed into every picture name.
     pub secret: [u8; 32],
 }
 
 impl PictureNames {
-    /// Name of a picture: a keyed hash of its URL.
+    /// Computes a picture's name: a keyed hash of its URL, which contains the data of an inline picture.
     fn name(&self, url: &str) -> Box<str> {
         format!("{PICTURE_PREFIX}{}", blake3::keyed_hash(&self.secret, url.as_bytes()).to_hex()).into()
     }
@@ -104,8 +105,8 @@ struct Address<'a> {
 }
 
 impl Pictures {
-    /// Finds the pictures in the body of a chat. `None` if the body has none, or sets how media are processed, which is
-    /// part of the engine's own identity of a picture.
+    /// Finds the pictures in the body of a chat request. `None` if the body has none, or sets how media are processed,
+    /// which the engine hashes into its own identity of a picture.
     #[must_use]
     pub fn of(body: &[u8], named: &PictureNames) -> Option<Self> {
         let given: Body<'_> = serde_json::from_slice(body).ok()?;
@@ -133,14 +134,14 @@ impl Pictures {
         Some(Self(found)).filter(|pictures| !pictures.0.is_empty())
     }
 
-    /// Pictures of the chat, in their order.
+    /// Pictures of the chat, in the order in which they occur.
     #[must_use]
     pub fn all(&self) -> &[Picture] {
         &self.0
     }
 
-    /// Copy of the body with the names inserted; `None` if no edit is needed. `body`: the bytes in which the pictures
-    /// were found.
+    /// Copy of a request's body with the pictures' names inserted; `None` if no change is needed. `body`: the bytes in
+    /// which the pictures were found.
     #[must_use]
     pub fn written(&self, body: &[u8]) -> Option<Vec<u8>> {
         let edits = || self.0.iter().filter_map(|picture| picture.edit.as_ref());
@@ -210,7 +211,7 @@ fn size(url: &str) -> Option<(u32, u32)> {
 mod tests {
     use super::*;
 
-    /// A PNG of 3 by 2 pixels, cut after its size.
+    /// A PNG image of 3 by 2 pixels, cut after the header that contains its size.
     const PNG: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAIAAAASFvFNAAAAAElFTkSuQmCC";
 
     fn names(scope: PictureScope) -> PictureNames {

@@ -1,5 +1,5 @@
-//! Result of tokenizing a prompt, the truncation that a request asks for, and the reasons why a prompt could not be
-//! tokenized here.
+//! Result of tokenizing a prompt: its tokens, the truncation that the request asks for, and the reasons why tokens are
+//! missing.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::media::Media;
 use crate::request::{Request, read};
 use crate::rope::Rope;
 
-/// Tokens of a prompt, or its leading ones as far as they could be determined.
+/// Tokens of a prompt, or its leading tokens as far as they could be determined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PromptTokens {
     pub(crate) tokens: Tokens,
@@ -23,19 +23,21 @@ pub struct PromptTokens {
     pub prompt_tokens: u32,
     /// True if [`tokens`](Self::tokens) returns all of the prompt's tokens.
     pub whole: bool,
-    /// Number of prompts in the body, 1 unless it has a list of them; the tokens are those of the first.
+    /// Number of prompts in the request's body: 1, or the length of its list of prompts. The tokens are those of the
+    /// first prompt.
     pub prompts: u32,
     /// Text of the prompt: the rendered chat, or the text of a completion. Without a tokenizer, the roles and texts of
-    /// a chat one after another. Empty unless an option asks for it, or if the prompt was given as tokens.
+    /// a chat one after another. Empty unless an option requests the text, and for prompts given as tokens.
     pub text: String,
-    /// Counts of the values of the body that are not text; `None` if all of it is text.
+    /// Number of images, sounds and other values of the request's body that are not text; `None` if there are none.
     pub media: Option<Media>,
-    /// Reason why tokens are missing; `None` if none are.
+    /// Reason why tokens are missing; `None` if no tokens are missing.
     pub why_not: Option<PromptFailure>,
-    /// Tokens of the whole prompt of a chat with images, if requested and known; otherwise the tokens end before the
-    /// first image.
+    /// Tokens of the whole prompt of a chat with images, one placeholder for each image; `None` if not requested or
+    /// unknown. [`tokens`](Self::tokens) end before the first image.
     pub placeholders: Option<Placeholders>,
-    /// True if engines of all dialects make the same prompt of the body, apart from billing lines.
+    /// True if all supported engines and versions make the same prompt of the request's body, apart from lines with
+    /// billing data.
     pub(crate) is_plain: bool,
 }
 
@@ -44,13 +46,13 @@ pub struct PromptTokens {
 pub struct Placeholders {
     /// Token ids, including placeholders.
     pub tokens: Vec<u32>,
-    /// Indexes of the placeholder tokens, ascending.
+    /// Indexes of the placeholder tokens in `tokens`, ascending.
     pub places: Vec<usize>,
 }
 
 impl Placeholders {
-    /// Wraps tokens in which the token `image` represents each of `images` images. `None` if `image` does not occur
-    /// exactly as often.
+    /// Wraps the tokens of a chat in which the token `image` stands for an image. `None` if the number of these tokens
+    /// is not `images`.
     pub(crate) fn of(tokens: Vec<u32>, image: u32, images: usize) -> Option<Self> {
         let found = tokens.iter().enumerate().filter(|(_, token)| **token == image);
         let places: Vec<usize> = found.map(|(place, _)| place).collect();
@@ -58,24 +60,25 @@ impl Placeholders {
     }
 }
 
-/// Token ids in pieces; most pieces may be shared with an earlier prompt.
+/// Token ids of a prompt in pieces; most pieces may be shared with an earlier prompt of the same chat.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tokens {
     ids: Rope<u32>,
-    /// Token ids as one slice, made on the first request for it.
+    /// Token ids as one slice, made when first requested.
     flat: OnceLock<Arc<Vec<u32>>>,
-    /// Hashes of the earlier prompt's blocks, which are reused for the common beginning.
+    /// Content hashes of the blocks of an earlier prompt, reused for the blocks that this prompt shares with it.
     pub(crate) before: Option<Arc<KeptHashes>>,
-    /// Place where the hashes of this prompt's blocks are kept for later prompts; `None` to keep none.
+    /// Place where the content hashes of this prompt's blocks are kept for later prompts; `None` to keep none.
     pub(crate) kept: Option<Arc<KeptHashes>>,
 }
 
-/// Content hashes of a prompt's blocks, kept for later prompts that share its beginning. Only the hashes computed first
-/// are kept.
+/// Content hashes of a prompt's blocks, kept for later prompts that share its beginning. Only the hashes for the first
+/// requested block size, adapter and salt are kept.
 #[derive(Debug, Default)]
 pub(crate) struct KeptHashes(OnceLock<BlockHashes>);
 
-/// Minimum number of tokens of a block whose hashes are kept, so that they take at most one byte per token.
+/// Minimum block size, in tokens, for which hashes are kept: the hashes of larger blocks occupy at most one byte per
+/// token.
 const SMALLEST_KEPT: usize = size_of::<u64>();
 
 #[derive(Debug)]
@@ -88,12 +91,13 @@ struct BlockHashes {
 }
 
 impl KeptHashes {
-    /// Maximum number of bytes that the kept hashes of a prompt with `tokens` tokens take.
+    /// Maximum memory of the kept hashes of a prompt with `tokens` tokens, in bytes.
     pub(crate) fn bytes(tokens: usize) -> usize {
         size_of::<BlockHashes>() + tokens
     }
 
-    /// Content hashes of the leading blocks that a prompt with these tokens shares with the earlier prompt.
+    /// Content hashes of the leading blocks that a prompt with the tokens `ids` shares with the earlier prompt whose
+    /// hashes were kept.
     fn of(&self, ids: &Rope<u32>, block_size: usize, lora: Option<&str>, salt: Option<&str>) -> &[u64] {
         let is_alike = |kept: &&BlockHashes| {
             kept.block_size == block_size && kept.lora.as_deref() == lora && kept.salt.as_deref() == salt
@@ -143,13 +147,13 @@ impl Tokens {
 }
 
 impl PromptTokens {
-    /// Result for a prompt that was not read, with an estimate of its number of tokens.
+    /// Creates the result for a prompt that was not read, with an estimate of its number of tokens.
     #[must_use]
     pub fn unread(why_not: PromptFailure, prompt_tokens: u32) -> Self {
         Self { prompt_tokens, prompts: 1, why_not: Some(why_not), ..Self::default() }
     }
 
-    /// True if engines of all dialects make the same prompt of `body`.
+    /// True if all supported engines and versions make the same prompt of the request's `body`.
     #[must_use]
     pub fn is_alike(&self, body: &[u8]) -> bool {
         static BILLING_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(BILLING));
@@ -182,7 +186,7 @@ impl PromptTokens {
     /// Content hashes of the tokens' full blocks, as computed by [`hash::content_hashes`].
     ///
     /// Computed on each call, since a fleet may have several block sizes: 12,000 tokens take about 3 µs. Hashes of
-    /// blocks known from an earlier turn are reused.
+    /// blocks known from the chat's earlier request are reused.
     #[must_use]
     pub fn content_hashes(&self, block_size: u32, lora: Option<&str>, salt: Option<&str>) -> Vec<u64> {
         let size = block_size as usize;
@@ -219,9 +223,11 @@ impl PromptTokens {
     }
 }
 
-/// Cuts a prompt's tokens to those that vLLM keeps (`truncate_prompt_tokens`). If the request names no side, the
-/// tokenizer cuts: it keeps the end of a prompt for generation, the beginning of a text for embedding, and in both
-/// cases its own special tokens. If the request names a side, special tokens are cut like others.
+/// Cuts a prompt's tokens to those that vLLM keeps if a request has `truncate_prompt_tokens`.
+///
+/// If the request does not say which side to cut, the tokenizer keeps the end of a prompt for generation, the beginning
+/// of a text for embedding, and in both cases the special tokens that it added. If the request says the side, special
+/// tokens are cut like others.
 ///
 /// `around`: numbers of leading and trailing special tokens added by the tokenizer.
 pub(crate) fn truncated(tokens: Rope<u32>, around: (usize, usize), request: &Request<'_>) -> Rope<u32> {
@@ -241,29 +247,31 @@ pub(crate) fn truncated(tokens: Rope<u32>, around: (usize, usize), request: &Req
     [begin, kept, end].concat().into()
 }
 
-/// Reason why a prompt was not tokenized, or not all of it. Names in metrics are the same in every release.
+/// Reason why a prompt was tokenized only in part or not at all. The reasons' names in metrics are the same in every
+/// release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum PromptFailure {
     /// The body is not a JSON object.
     #[error("the body is not a JSON object")]
     NotJson,
-    /// The body has no prompt, or one of a form that no engine accepts.
+    /// The body has no prompt, or a prompt in a form that no engine accepts.
     #[error("the body has no prompt of a known form")]
     NoPrompt,
-    /// The messages are not valid for any engine: no role, a content that is neither a string nor parts, and so on.
+    /// The messages are not valid for any engine: for example, a role is missing, or a content is neither a string nor
+    /// a list of parts.
     #[error("the messages are not of a known form")]
     BadMessages,
-    /// There is no tokenizer for this model in this program.
+    /// The router has no tokenizer for the request's model.
     #[error("there is no tokenizer")]
     NoTokenizer,
-    /// There is no chat template for this model in this program.
+    /// The router has no chat template for the request's model.
     #[error("there is no chat template")]
     NoTemplate,
     /// The chat template refuses the messages or fails.
     #[error("the chat template refuses the messages")]
     TemplateRefuses,
-    /// The request brings a chat template of its own.
+    /// The request contains its own chat template, which the router does not render.
     #[error("the request has a chat template of its own")]
     OwnTemplate,
     /// Part of the prompt is an image, and the tokens end before the first image.
@@ -275,40 +283,42 @@ pub enum PromptFailure {
     /// Part of the prompt is a video, and the tokens end before the first video.
     #[error("the prompt has a video: it is tokenized up to there")]
     Video,
-    /// Part of the prompt is a file or other content that is not text, and the tokens end before the first of these parts.
+    /// Part of the prompt is a file or other content that is not text, and the tokens end before the first of these
+    /// parts.
     #[error("the prompt has a part that is not text: it is tokenized up to there")]
     OtherPart,
     /// The prompt is given as embeddings.
     #[error("the prompt is given as embeddings")]
     Embeds,
-    /// The prompt continues an answer that the engine keeps (`previous_response_id`, `conversation`).
+    /// The prompt continues an earlier answer that only the engine has (`previous_response_id`, `conversation`).
     #[error("the prompt continues an answer that an engine keeps")]
     Stored,
-    /// The prompt has items of a kind that this program cannot convert to text.
+    /// The prompt has items of a kind that the router cannot convert to text.
     #[error("the prompt has items that the router cannot turn into text")]
     OtherItem,
     /// The prompt is longer than the limit of [`Options::max_bytes`](crate::Options::max_bytes).
     #[error("the prompt is longer than the router tokenizes")]
     TooLong,
-    /// The engine computes the whole prompt without its cache: `prompt_logprobs`, or `echo` with `logprobs`.
+    /// The engine computes the whole prompt without its cache, since the request has `prompt_logprobs`, or `echo` with
+    /// `logprobs`.
     #[error("the request has the engine compute all of the prompt: no cache counts")]
     SkipsCache,
-    /// The engine that was asked for the tokens did not return them.
+    /// The router asked an engine for the prompt's tokens, and the engine did not return them.
     #[error("the engine's /tokenize did not tell the tokens, or not in time")]
     NotAnswered,
-    /// The values of the prompt would take many times the memory of the request.
+    /// The values parsed from the prompt would need many times the memory of the request.
     #[error("the prompt has more items than the router reads")]
     TooManyItems,
-    /// The deadline passed while the prompt was being read.
+    /// The deadline passed while the prompt was being parsed.
     #[error("the prompt took too long to be read")]
     TookTooLong,
-    /// The memory for prompts is used up.
+    /// The router's memory for prompts in progress is used up.
     #[error("there was no memory to read the prompt in")]
     NoRoom,
 }
 
 impl PromptFailure {
-    /// All reasons, in the order of their numbers, for metrics with an initial value of zero.
+    /// All reasons, in a fixed order, for metrics that begin at zero.
     pub const ALL: [Self; 20] = [
         Self::NotJson,
         Self::NoPrompt,
@@ -332,13 +342,13 @@ impl PromptFailure {
         Self::NoRoom,
     ];
 
-    /// True if the prompt has parts that are not text, or may have some.
+    /// True if the prompt has, or may have, parts that are not text.
     #[must_use]
     pub(crate) const fn may_have_media(self) -> bool {
         !matches!(self, Self::NotJson | Self::NoTokenizer | Self::NoTemplate) && !self.is_limit()
     }
 
-    /// True if a limit of the router was exceeded, so that engines are not asked for the tokens of the prompt either.
+    /// True if a limit of the router was exceeded; engines are then not asked for the tokens of the prompt either.
     #[must_use]
     pub const fn is_limit(self) -> bool {
         matches!(self, Self::TooLong | Self::TooManyItems | Self::TookTooLong | Self::NoRoom)
@@ -378,7 +388,7 @@ impl PromptFailure {
     }
 }
 
-/// Reason why no prompt of a model can be tokenized.
+/// Reason why a model's prompts cannot be tokenized: an error in the model's files or its chat template.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -387,13 +397,13 @@ pub enum Error {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// Message that says what is wrong, and what would be right.
+        /// Description of the error in the file, and of a correct file.
         message: String,
     },
     /// The chat template is not valid, or uses an unsupported feature.
     #[error("the chat template {message}")]
     Template {
-        /// Message that says what is wrong with the template.
+        /// Description of the error in the template.
         message: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Prompter of one model: from a parsed request to the tokens of its prompt.
+//! [`Prompter`] of one model: converts a parsed request to the tokens of its prompt.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -21,32 +21,32 @@ use crate::template::{ChatTemplate, KnownText};
 use crate::tokenizer::{Library, TextTokens, Tokenizer};
 use crate::turn::{KnownMessages, NewTurn};
 
-/// Options of a [`Prompter`].
+/// Options of a [`Prompter`], which converts a model's prompts to tokens.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Chat template to use instead of the model's; `None` for the model's.
+    /// Chat template (Jinja) used in place of the model's own; `None` to use the model's.
     pub chat_template: Option<String>,
     /// Variables for chat templates set when the engine was started, as a JSON object
     /// (`--default-chat-template-kwargs`); a request's variables override them.
     pub template_kwargs: Option<String>,
-    /// Maximum memory for remembered texts and tokens, in bytes.
+    /// Maximum memory for the cache of recently tokenized texts and their tokens, in bytes.
     pub cache_bytes: usize,
-    /// Maximum length of a prompt to tokenize, in bytes of text.
+    /// Maximum length of a prompt's text that is tokenized, in bytes; longer prompts get no tokens.
     pub max_bytes: usize,
-    /// True if [`PromptTokens::text`] is wanted in results.
+    /// True if results shall contain the prompt's text ([`PromptTokens::text`]).
     pub text: bool,
-    /// True if [`PromptTokens::placeholders`] are wanted in results for chats with images, for engines that use
-    /// placeholders.
+    /// True if results for chats with images shall contain [`PromptTokens::placeholders`], the positions of images
+    /// among the tokens; for engines that put placeholder tokens there.
     pub images: bool,
-    /// Choice of the tokenizer library.
+    /// Library that tokenizes texts.
     pub library: Library,
-    /// Dialect in which chats are prepared.
+    /// Dialect: the engine and its version whose way of preparing chats is reproduced.
     pub dialect: Dialect,
 }
 
 impl Default for Options {
-    /// Default options: the dialect of the newest vLLM, the quick tokenizer library where it agrees with the common
-    /// one, 256 MiB of memory, prompts of up to 16 MiB, no text in results.
+    /// Default options: the dialect of the newest vLLM; the quick tokenizer library where its tokens equal those of the
+    /// common one; 256 MiB of cache; prompts of up to 16 MiB; no text in results.
     fn default() -> Self {
         Self {
             chat_template: None,
@@ -67,32 +67,34 @@ const BYTES_A_TOKEN: usize = 4;
 /// Converter of one model's prompts to tokens. May be shared by threads.
 #[derive(Debug)]
 pub struct Prompter {
-    /// Number that is unique to this prompter.
+    /// Number that no other prompter of the process has.
     pub(crate) id: u64,
     options: Options,
     tokenizer: Option<Arc<Tokenizer>>,
     template: Option<Arc<ChatTemplate>>,
     with_tools: Option<Arc<ChatTemplate>>,
     template_kwargs: Vec<(String, Value)>,
-    /// Placeholder token that the template writes for an image; `None` if the model does not accept images.
+    /// Placeholder token that the chat template writes for an image; `None` if the model does not accept images.
     image_token: Option<u32>,
     /// Token at the beginning of each text (`bos_token`); `None` if the model has none.
     begin_token: Option<u32>,
-    /// Reasoning effort by which vLLM turns the template's thinking off, determined on first use.
+    /// Reasoning effort that makes the chat template turn thinking off in vLLM: `none` or `low`; determined on first
+    /// use.
     no_effort: OnceLock<&'static str>,
     notes: Vec<String>,
 }
 
-/// Reasoning efforts that clients of Messages can request.
+/// Reasoning efforts that a client of `POST /v1/messages` can request.
 const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
 
-/// Returns a number unique to one prompter.
+/// Returns a number that no other prompter of the process has.
 fn next_id() -> u64 {
     static IDS: AtomicU64 = AtomicU64::new(0);
     IDS.fetch_add(1, Relaxed)
 }
 
-/// Text of a prompt, with what truncation and estimates need.
+/// Text of a prompt before it is tokenized: number of prompts in the request, need of special tokens, and the reason
+/// why the text ends early.
 struct Text<'a> {
     text: Cow<'a, str>,
     prompts: u32,
@@ -130,7 +132,7 @@ impl Prompter {
         Ok(made)
     }
 
-    /// Creates a prompter without a tokenizer: it accepts prompts given as tokens, and returns the text of others.
+    /// Creates a prompter without a tokenizer: prompts given as tokens get their tokens, all others only their text.
     ///
     /// # Errors
     ///
@@ -204,7 +206,7 @@ impl Prompter {
         &self.notes
     }
 
-    /// True if the quick tokenizer library is in use, or no tokenizer at all.
+    /// True if texts are tokenized by the quick tokenizer library, or if there is no tokenizer.
     #[must_use]
     pub fn is_quick(&self) -> bool {
         self.tokenizer.as_ref().is_none_or(|tokenizer| tokenizer.is_quick())
@@ -216,8 +218,10 @@ impl Prompter {
         self.after(request, None).map(|(prompted, _)| prompted).unwrap_or_default()
     }
 
-    /// Tokens of a request whose first messages may be known, and the data to keep for the chat's next turn. `None` if
-    /// the known messages cannot be used, so that the request has to be parsed with all of its messages.
+    /// Tokens of a chat request, and the data to keep for the chat's next request.
+    ///
+    /// `before`: leading messages known from an earlier request of the same chat. `None` if these known messages cannot
+    /// be used, so that the request has to be parsed again with all of its messages.
     pub(crate) fn after(
         &self,
         request: &Request<'_>,
@@ -253,7 +257,8 @@ impl Prompter {
         Some((made, kept))
     }
 
-    /// Tokens of a prompt, in whichever form it is given; `None` for the reason given at [`after`](Self::after).
+    /// Tokens of a prompt, given as text, as tokens or as a chat. `None` if the messages known from an earlier request
+    /// (`before`) cannot be used.
     fn read(
         &self,
         request: &Request<'_>,
@@ -426,7 +431,8 @@ impl Prompter {
         self.chat(request, before, kept, false)
     }
 
-    /// True if the engine uses a placeholder token for each image of the request, and does not truncate its prompt.
+    /// True if the tokens of the request's images can be known: the engine writes a placeholder token for each image
+    /// and does not truncate the prompt.
     fn can_have_images(&self, request: &Request<'_>) -> bool {
         self.options.images
             && self.options.dialect.is_vllm()
@@ -434,8 +440,8 @@ impl Prompter {
             && !is_there(request.parts.truncate_prompt_tokens)
     }
 
-    /// Tokens of the given beginning of an answer, which SGLang tokenizes as a separate text, without the token at the
-    /// beginning of each text. `None` if tokenizing fails.
+    /// Tokens of the beginning of an answer that a request contains. SGLang tokenizes this beginning as a separate
+    /// text; the token at the start of every text (`bos_token`) is left out. `None` if tokenizing fails.
     fn begun(&self, answer: &str) -> Option<Vec<u32>> {
         let tokenizer = self.tokenizer.as_ref().filter(|_| !answer.is_empty());
         let Some(tokenizer) = tokenizer else { return Some(Vec::new()) };
@@ -446,8 +452,8 @@ impl Prompter {
         Some(ids)
     }
 
-    /// Reasoning effort by which vLLM turns the template's thinking off: `none`, or `low` if the template refuses
-    /// `none` or renders it like another effort.
+    /// Determines the reasoning effort that makes the chat template turn thinking off in vLLM: `none`, or `low` if the
+    /// template refuses `none` or renders it like another effort.
     fn tried_no_effort(&self) -> &'static str {
         let text = |effort: &'static str| {
             let thinks = ThinkingSwitches { no_effort: &|| "none", toggle: None };
@@ -493,7 +499,8 @@ impl Prompter {
         made
     }
 
-    /// Result for a prompt whose beginning alone was tokenized. `bytes`: length of the whole text.
+    /// Result for a long prompt, tokenized only at its beginning; the total number of tokens is estimated. `bytes`:
+    /// length of the whole text.
     fn beginning(
         &self,
         tokens: TextTokens,

@@ -1,4 +1,4 @@
-//! Values and times written as Python writes them, since templates are written for Jinja in Python.
+//! Values and times written as Python writes them, since chat templates are written for Jinja in Python.
 
 use std::fmt::Write as _;
 use std::iter::Peekable;
@@ -89,7 +89,8 @@ fn quote_into(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Writes an integer, or a float as `repr` does: the shortest digits that read back the same.
+/// Writes an integer, or a float in the form of Python's `repr`: the fewest digits that are read back as the same
+/// number.
 fn number_into(value: &Value, out: &mut String) {
     if value.is_integer() {
         let _ = write!(out, "{value}");
@@ -121,12 +122,12 @@ fn number_into(value: &Value, out: &mut String) {
     }
 }
 
-/// Options for writing as Python's `json.dumps` does.
+/// Options for writing JSON in the format of Python's `json.dumps`.
 #[derive(Debug, Clone)]
 pub(crate) struct Json {
-    /// Indentation per level; `None` for all on one line.
+    /// Indentation per level; `None` to write everything on one line.
     pub(crate) indent: Option<String>,
-    /// Separator between items.
+    /// Separator between items of lists and objects.
     pub(crate) comma: String,
     /// Separator between a key and its value.
     pub(crate) colon: String,
@@ -265,7 +266,8 @@ impl Json {
 /// default.
 const SHARED: &str = "aAbBcCdDeFgGhHIjklmMnpPrRsStTuUVwWxXyY%";
 
-/// Formats a time like Python's `strftime`. The time has no zone, as with `datetime.now()`: `%Z` and `%z` are empty.
+/// Formats a time like Python's `strftime` for a time without a time zone, as from `datetime.now()`: `%Z` and `%z` give
+/// empty strings.
 pub(crate) fn strftime(format: &str, now: &Zoned) -> Result<String, Error> {
     let config = Config::new().custom(PosixCustom::new());
     let mut own = String::with_capacity(format.len());
@@ -280,7 +282,8 @@ pub(crate) fn strftime(format: &str, now: &Zoned) -> Result<String, Error> {
     BrokenDownTime::from(now).to_string_with_config(&config, &own)
 }
 
-/// Writes the directive after a percent sign, with jiff where it agrees with Python.
+/// Writes the part of a time that a directive of `strftime` names, using the library jiff where it agrees with Python.
+/// `rest`: the format after a percent sign.
 fn directive(rest: &mut Peekable<Chars<'_>>, now: &Zoned, out: &mut String) {
     let mut flags = String::new();
     while let Some(flag) = rest.next_if(|char| matches!(char, '-' | '_' | '^' | '#' | ':' | '0'..='9')) {

@@ -1,4 +1,4 @@
-//! The body of a request, parsed once and only as far as needed.
+//! The body of a request, parsed once, and only as far as routing needs.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -39,24 +39,24 @@ pub struct Request<'a> {
     pub answers: u32,
     /// Maximum length of the answer, in tokens; `None` if the request sets none.
     pub max_tokens: Option<u32>,
-    /// Priority of the request (`priority`), whose order is the engine's.
+    /// Priority of the request (`priority`). Engines define whether low or high numbers are served first.
     pub priority: i32,
     /// Cache salt (`cache_salt`): prompts with different salts share no blocks.
     pub cache_salt: Option<Cow<'a, str>>,
-    /// Name of the adapter, if a separate field gives it (`lora_path` of SGLang).
+    /// Name of the LoRA adapter, if given in a separate field (`lora_path` of SGLang).
     pub adapter: Option<Cow<'a, str>>,
-    /// Identifier of the answer that the request continues (`previous_response_id`).
+    /// Identifier of the earlier answer that the request continues (`previous_response_id`).
     pub previous_response: Option<Cow<'a, str>>,
     /// True if the engine replies at once and computes the answer in the background.
     pub in_background: bool,
-    /// Fields that may name the request's session.
+    /// Fields of the body that may identify the request's session (conversation).
     pub session: SessionFields<'a>,
     pub(crate) parts: Parts<'a>,
-    /// Bytes that were parsed, without known messages.
+    /// Bytes of the body that were parsed, without messages known from an earlier request.
     pub(crate) body: &'a [u8],
-    /// Length of the whole body in bytes, including known messages that were not parsed.
+    /// Length of the whole body in bytes, including messages known from an earlier request, which were not parsed.
     pub(crate) body_len: usize,
-    /// Limits of memory and time for reading the prompt.
+    /// Limits of memory and time for parsing the prompt.
     pub(crate) limits: Limits,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Skips {
     pub(crate) sglang: bool,
 }
 
-/// Fields of a body that may name the request's session, as JSON; each client uses its own.
+/// Fields of a body that may identify the request's session (conversation), as JSON; each client uses its own.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SessionFields<'a> {
     /// Field `session_id`.
@@ -86,7 +86,7 @@ pub struct SessionFields<'a> {
     pub prompt_cache_key: Option<&'a RawValue>,
 }
 
-/// Fields of a body that determine the prompt, as JSON.
+/// Fields of a body that determine the prompt, as unparsed JSON.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Parts<'a> {
     pub(crate) prompt: Option<&'a RawValue>,
@@ -113,21 +113,21 @@ pub(crate) struct Parts<'a> {
     pub(crate) truncate_prompt_tokens: Option<&'a RawValue>,
     pub(crate) truncation_side: Option<&'a RawValue>,
     pub(crate) truncation: Option<&'a RawValue>,
-    /// Prompt given as tokens: of a chat in addition to its messages, of SGLang's `/generate` alone.
+    /// Field `input_ids`, the prompt as token ids: beside the messages of a chat, or alone in SGLang's `/generate`.
     pub(crate) input_ids: Option<&'a RawValue>,
-    /// Prompt of vLLM's `/inference/v1/generate`.
+    /// Field `token_ids`, the prompt of vLLM's `/inference/v1/generate`.
     pub(crate) token_ids: Option<&'a RawValue>,
-    /// Prompt of a chat as sent by training frameworks, in addition to its messages.
+    /// Field `tokens`, the prompt of a chat as token ids, which training frameworks send beside the messages.
     pub(crate) tokens: Option<&'a RawValue>,
-    /// Prompt of SGLang's `/generate`, if given as text.
+    /// Field `text`, the prompt of SGLang's `/generate` as text.
     pub(crate) text: Option<&'a RawValue>,
     pub(crate) input_embeds: Option<&'a RawValue>,
     pub(crate) image_data: Option<&'a RawValue>,
     pub(crate) video_data: Option<&'a RawValue>,
     pub(crate) audio_data: Option<&'a RawValue>,
-    /// Positions of media in a prompt given as tokens.
+    /// Positions of images and other media in a prompt given as tokens.
     pub(crate) features: Option<&'a RawValue>,
-    /// Media of a prompt given as tokens, at positions that the engine determines.
+    /// Images and other media of a prompt given as tokens, at positions that the engine determines.
     pub(crate) content_parts: Option<&'a RawValue>,
     pub(crate) return_logprob: Option<&'a RawValue>,
     pub(crate) logprob_start_len: Option<&'a RawValue>,
@@ -135,12 +135,12 @@ pub(crate) struct Parts<'a> {
     pub(crate) extra_key: Option<&'a RawValue>,
 }
 
-/// A prompt in the form in which the body gives it.
+/// A prompt as the request's body gives it: tokens, text or a chat.
 #[derive(Debug)]
 pub(crate) enum BodyPrompt<'a> {
-    /// Token ids, those of the first of `prompts` prompts.
+    /// Token ids of the first of `prompts` prompts.
     Tokens { first: TokenIds, prompts: u32 },
-    /// Text of the first of `prompts` prompts. `cut`: whether it is only the beginning of a long text.
+    /// Text of the first of `prompts` prompts. `cut`: true if the text is only the beginning of a long one.
     Text { first: Cow<'a, str>, cut: bool, prompts: u32 },
     /// Messages of a chat, from which the engine renders the prompt.
     Chat,
@@ -151,7 +151,7 @@ impl<'a> Request<'a> {
     ///
     /// # Errors
     ///
-    /// [`PromptFailure::NotJson`]: the body is not a JSON object. Other errors surface when the prompt is read.
+    /// [`PromptFailure::NotJson`]: the body is not a JSON object. Other errors are returned when the prompt is parsed.
     pub fn parse(endpoint: Endpoint, body: &'a [u8]) -> Result<Self, PromptFailure> {
         let fields: Fields<'a> = serde_json::from_slice(body).map_err(|_| PromptFailure::NotJson)?;
         let sampling = match endpoint {
@@ -192,14 +192,14 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// Sets the deadline for reading the prompt.
+    /// Sets the deadline for parsing the prompt.
     #[must_use]
     pub fn until(mut self, time: Instant) -> Self {
         self.limits.until = Some(time);
         self
     }
 
-    /// Length of the whole body in bytes, including known messages that were not parsed.
+    /// Length of the whole body in bytes, including messages known from an earlier request, which were not parsed.
     #[must_use]
     pub fn body_len(&self) -> usize {
         self.body_len
@@ -212,7 +212,7 @@ impl<'a> Request<'a> {
         is_there(self.parts.truncate_prompt_tokens) || is_auto(self.parts.truncation)
     }
 
-    /// Counts of the values of the body that are not text; `None` if all of it is text.
+    /// Counts the images, sounds and other values of the body that are not text; `None` if there are none.
     #[must_use]
     pub fn media(&self) -> Option<Media> {
         let media = Media::of(self.body)?;
@@ -220,12 +220,12 @@ impl<'a> Request<'a> {
         Some(Media { text: media.text + (self.body_len - self.body.len()), ..media })
     }
 
-    /// JSON list of the messages, or of the input items.
+    /// JSON list of the request's messages or input items.
     pub(crate) fn list(&self) -> Option<&'a RawValue> {
         if self.endpoint == Endpoint::Responses { self.parts.input } else { self.parts.messages }
     }
 
-    /// Prompt in the form in which the body gives it.
+    /// The prompt as the body gives it: tokens, text or a chat.
     pub(crate) fn given(&self) -> Result<BodyPrompt<'a>, PromptFailure> {
         let parts = &self.parts;
         match self.endpoint {
@@ -255,7 +255,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Kind of media in a request of SGLang's `/generate`; `None` if it has none.
+    /// Kind of media in a request of SGLang's `/generate`, as the reason why its tokens are unknown; `None` if the
+    /// request has no media.
     fn own_media(&self) -> Option<PromptFailure> {
         let parts = &self.parts;
         let kinds = [
@@ -266,8 +267,8 @@ impl<'a> Request<'a> {
         kinds.into_iter().find_map(|(raw, why_not)| has_some(raw).then_some(why_not))
     }
 
-    /// Number of leading tokens that can be cached or are known, and the reason if the others are unknown; `None` if
-    /// there is no such limit.
+    /// Number of leading tokens of the prompt that are known and can be cached, and the reason why the following tokens
+    /// are unknown; `None` if all are known.
     pub(crate) fn known_tokens(&self) -> Option<(usize, Option<PromptFailure>)> {
         let parts = &self.parts;
         match self.endpoint {
@@ -287,11 +288,11 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Token ids of a prompt, up to the maximum number that is read.
+/// Token ids of a prompt, up to the maximum number of tokens that the router reads.
 #[derive(Debug)]
 pub(crate) struct TokenIds {
     pub(crate) ids: Vec<u32>,
-    /// Number of all token ids of the prompt, including those not read.
+    /// Number of all token ids of the prompt, including those beyond the maximum.
     pub(crate) count: usize,
 }
 
@@ -326,7 +327,7 @@ impl<'de> Deserialize<'de> for TokenIds {
     }
 }
 
-/// Parses a list of token ids as the only prompt.
+/// Parses a list of token ids as the only prompt of a request.
 fn one_prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     match read::<TokenIds>(raw) {
         Some(first) if !first.ids.is_empty() => Ok(BodyPrompt::Tokens { first, prompts: 1 }),
@@ -334,7 +335,8 @@ fn one_prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     }
 }
 
-/// Parses one or several prompts: a string, a list of token ids, or a list of either.
+/// Parses a field with one or several prompts: a string, a list of token ids, or a list of strings or of lists of token
+/// ids.
 fn prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     let raw = raw.ok_or(PromptFailure::NoPrompt)?.get();
     if raw.starts_with('"') {
@@ -359,7 +361,7 @@ fn prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     }
 }
 
-/// Decodes a JSON string, up to the maximum length of a text that is read.
+/// Decodes a prompt given as a JSON string, up to the maximum length of text that the router reads.
 fn one_text(json: &str, prompts: u32) -> Result<BodyPrompt<'_>, PromptFailure> {
     if json.len() <= LONGEST_TEXT {
         let first = string(json).ok_or(PromptFailure::NoPrompt)?;
@@ -374,7 +376,8 @@ pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<
     serde_json::from_str(raw?.get()).ok()
 }
 
-/// The value itself, or the first item if the value is a list, as a list of prompts may have one value for each.
+/// The value itself, or its first item if the value is a list: a request with several prompts may give one value for
+/// each.
 pub(crate) fn first(raw: Option<&RawValue>) -> Option<&RawValue> {
     match raw {
         Some(list) if list.get().starts_with('[') => read::<FirstOfList<&RawValue>>(raw)?.first,
@@ -392,23 +395,24 @@ pub(crate) fn is_there(raw: Option<&RawValue>) -> bool {
     raw.is_some_and(|raw| raw.get() != "null")
 }
 
-/// Text of a JSON string, borrowed from the body if it has no escapes; `None` if it is not a string.
+/// Text of a JSON string, borrowed from the body if it has no escapes; `None` if the value is not a string.
 pub(crate) fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     string(raw?.get())
 }
 
-/// Name of a model; `None` if it is longer than any valid name.
+/// Parses the name of a model; `None` if longer than any valid name.
 fn name(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     text(raw.filter(|raw| raw.get().len() <= LONGEST_NAME))
 }
 
-/// Cache salt of a request. A long one is replaced by its hash, since no announced block has a salt of that length.
+/// Parses the cache salt of a request. A long salt is replaced by its hash, since no announced block has a salt of that
+/// length.
 fn salt(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     let json = raw?.get();
     if json.len() > LONGEST_NAME && json.starts_with('"') { Some(shortened(json)) } else { string(json) }
 }
 
-/// The text itself, or the hash of a long text.
+/// The text itself, or the hash of a text too long to keep.
 pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
     if text.len() > LONGEST_NAME { format!("blake3\0{}", blake3::hash(text.as_bytes())).into() } else { text.into() }
 }

@@ -1,4 +1,4 @@
-//! Fields of a request's body as JSON, and those of a message of a chat in it. Messages make up most of a long body, so
+//! Fields of a request's body, and fields of a chat message in it, as JSON. Messages make up most of a long body, so
 //! each text is decoded once, directly from the body.
 
 use std::borrow::Cow;
@@ -17,7 +17,7 @@ pub(crate) struct StreamOptions {
     pub(crate) include_usage: bool,
 }
 
-/// Sampling parameters, in APIs that have an object for them.
+/// Sampling parameters, in APIs that have a separate object for them.
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
 pub(crate) struct SamplingFields<'a> {
@@ -33,7 +33,7 @@ pub(crate) struct SamplingFields<'a> {
     pub(crate) skip_reading_prefix_cache: Option<&'a RawValue>,
 }
 
-/// Fields of a body. Of duplicate keys the last counts, as in engines.
+/// Fields of a request's body. Of duplicate keys the last counts, as in engines.
 #[derive(Default)]
 pub(crate) struct Fields<'a> {
     pub(crate) model: Option<&'a RawValue>,
@@ -59,9 +59,9 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Kinds of engines that compute the whole prompt without their cache. Fields such as `skip_reading_prefix_cache`
-    /// (vLLM since 0.11) and `logprob_start_len` (SGLang since 0.5) request this, each on the engine's own endpoints;
-    /// other endpoints ignore them.
+    /// Kinds of engines that compute the whole prompt of the request without their cache. Fields such as
+    /// `skip_reading_prefix_cache` (vLLM since 0.11) and `logprob_start_len` (SGLang since 0.5) have this effect, each
+    /// on the engine's own endpoints; other endpoints ignore them.
     pub(crate) fn skips(&self, endpoint: Endpoint, sampling: &SamplingFields<'_>) -> Skips {
         let echoes = read::<bool>(self.echo).unwrap_or(false);
         match endpoint {
@@ -194,7 +194,7 @@ impl<'de> Deserialize<'de> for Fields<'de> {
     }
 }
 
-/// Positions of media among a prompt's tokens, by kind.
+/// Positions of images and other media among a prompt's tokens, by kind.
 #[derive(serde::Deserialize)]
 pub(crate) struct Features {
     pub(crate) mm_placeholders: FirstPlace,
@@ -233,7 +233,7 @@ impl<'de> Deserialize<'de> for FirstPlace {
     }
 }
 
-/// A message of a chat request. A null field counts as missing.
+/// A message of a chat request, as JSON. A null field counts as missing.
 #[derive(Debug, Default)]
 pub(crate) struct RequestMessage<'a> {
     pub(crate) role: Option<Cow<'a, str>>,
@@ -255,9 +255,8 @@ pub(crate) enum RequestContent<'a> {
 }
 
 impl<'a> RequestMessage<'a> {
-    /// Reads the message at the beginning of JSON that was checked when the body was parsed, and returns the number of
-    /// bytes that the message takes. `None` if it is not an object, has a field twice, or a string with an invalid
-    /// escape.
+    /// Parses the message at the beginning of JSON whose syntax was checked. Also returns the length of the message, in
+    /// bytes. `None` if the JSON is not an object, has a field twice, or has a string with an invalid escape.
     pub(crate) fn leading(json: &'a str) -> Option<(Self, usize)> {
         let mut message = Self::default();
         let mut rest = json.strip_prefix('{')?;
@@ -273,7 +272,7 @@ impl<'a> RequestMessage<'a> {
         }
     }
 
-    /// Reads the value of a field at the beginning of some JSON. Returns the number of bytes that the value takes.
+    /// Parses the value of a message's field at the beginning of some JSON. Returns the length of the value, in bytes.
     fn take(&mut self, key: &str, json: &'a str) -> Option<usize> {
         let is_text = json.starts_with('"');
         if key == "role" && (is_text || !json.starts_with("null")) {
@@ -302,7 +301,7 @@ impl<'a> RequestMessage<'a> {
     }
 }
 
-/// Stores a value in `place`. False if there was a value already.
+/// Stores a value in an empty `place`. Returns false if the place had a value already.
 fn put<T>(place: &mut Option<T>, value: T) -> bool {
     place.replace(value).is_none()
 }

@@ -1,19 +1,19 @@
-//! A sequence in shared pieces: a sequence that extends another one costs only its new items.
+//! A sequence in shared pieces. A sequence that extends another one needs memory only for its new items.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Maximum number of pieces of a rope; more are joined to one.
+/// Maximum number of pieces of a rope; if there are more, pieces are joined.
 const MOST: usize = 24;
 
-/// A sequence in immutable pieces, which clones share.
+/// A sequence of items in immutable pieces, which clones share.
 #[derive(Debug, Clone)]
 pub(crate) struct Rope<T> {
     pieces: Vec<Piece<T>>,
     length: usize,
 }
 
-/// The leading items of a shared vector.
+/// A piece of a rope: the leading items of a shared vector.
 #[derive(Debug, Clone)]
 struct Piece<T> {
     items: Arc<Vec<T>>,
@@ -116,7 +116,7 @@ impl<T: Copy + PartialEq> Rope<T> {
         made
     }
 
-    /// Number of leading items that are in the same pieces as those of another rope.
+    /// Number of leading items that are in the same pieces of memory as those of another rope.
     pub(crate) fn shared(&self, other: &Self) -> usize {
         let mut shared = 0;
         for (piece, its) in self.pieces.iter().zip(&other.pieces) {
@@ -151,7 +151,7 @@ impl<T: Copy + PartialEq> Rope<T> {
         same
     }
 
-    /// Number of bytes of the pieces' memory, each counted whole even if it is shared.
+    /// Memory of the pieces, in bytes; a piece shared with other ropes counts in full.
     pub(crate) fn bytes(&self) -> usize {
         self.pieces.iter().map(|piece| piece.items.capacity() * size_of::<T>() + size_of::<Piece<T>>()).sum()
     }

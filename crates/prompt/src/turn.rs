@@ -1,4 +1,4 @@
-//! A turn of a chat: the data kept for its next turn.
+//! Data of a chat request that are kept to parse the chat's next request faster.
 
 use std::sync::Arc;
 
@@ -10,23 +10,24 @@ use crate::prompt_tokens::KeptHashes;
 use crate::rope::Rope;
 use crate::tokenizer::TextTokens;
 
-/// Data of a chat that are kept for the chat's next turn.
+/// A turn: data of one request of a chat, kept so that the chat's next request is not parsed and tokenized from the
+/// start.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// Number of the prompter that prepared the chat.
+    /// Number of the [`Prompter`](crate::Prompter) that prepared the chat.
     pub(crate) prompter: u64,
-    /// Endpoint of the request, which determines how messages are made.
+    /// API of the request, which determines how its messages are converted.
     pub(crate) endpoint: Endpoint,
-    /// True if contents of messages were converted to lists of parts.
+    /// True if contents of messages were converted to lists of parts for the chat template, not to strings.
     pub(crate) as_parts: bool,
-    /// Number of leading messages that all dialects render equally.
+    /// Number of leading messages that are rendered equally for all supported engines and versions.
     pub(crate) plain: usize,
-    /// All inputs of the template besides the messages.
+    /// All inputs of the chat template besides the messages.
     pub(crate) around: TemplateContext,
     /// JSON of the list of messages, after its opening bracket up to the end of the last message.
     pub(crate) list: Rope<u8>,
-    /// For each item of the list, the offset in bytes where it ends and the number of messages made up to there, which
-    /// may differ from the number of items.
+    /// For each item of the list of messages: the offset of its end, in bytes, and the number of messages made from all
+    /// items so far, which may differ from the number of items.
     pub(crate) ends: Vec<(usize, usize)>,
     /// System message given beside the list of messages, in the form for templates; `None` without one.
     pub(crate) first: Option<Value>,
@@ -34,43 +35,43 @@ pub(crate) struct Turn {
     pub(crate) messages: Vec<Value>,
     /// Rendered text of the chat.
     pub(crate) text: Rope<u8>,
-    /// Offsets, in bytes, at which the text of each message begins; empty if unknown.
+    /// Offset at which each message begins in the rendered text, in bytes; empty if unknown.
     pub(crate) begins: Vec<usize>,
     /// Tokens of the rendered text.
     pub(crate) tokens: TextTokens,
     /// Content hashes of the prompt's blocks.
     pub(crate) hashes: Arc<KeptHashes>,
-    /// Number of bytes counted for the messages.
+    /// Memory counted for the messages, in bytes.
     pub(crate) weight: usize,
 }
 
-/// The part of a [`Turn`] that the prompter makes.
+/// The part of a [`Turn`], the data kept of a chat request, that the prompter makes.
 pub(crate) struct NewTurn {
     pub(crate) as_parts: bool,
     pub(crate) plain: usize,
     pub(crate) around: TemplateContext,
-    /// For each item of the parsed list, the offset in bytes where it ends and the number of new messages made up to
-    /// there.
+    /// For each item of the parsed list of messages: the offset of its end, in bytes, and the number of new messages
+    /// made from all items so far.
     pub(crate) ends: Vec<(usize, usize)>,
     pub(crate) first: Option<Value>,
     pub(crate) messages: Vec<Value>,
     pub(crate) text: Rope<u8>,
     pub(crate) begins: Vec<usize>,
     pub(crate) tokens: TextTokens,
-    /// Number of bytes counted for the new messages.
+    /// Memory counted for the new messages, in bytes.
     pub(crate) weight: usize,
 }
 
-/// Leading messages of a chat that are known from an earlier turn.
+/// Leading messages of a chat that are known from an earlier request of the same chat.
 #[derive(Debug)]
 pub(crate) struct KnownMessages {
     pub(crate) turn: Arc<Turn>,
-    /// Number of leading items of the list that are known, at least 1.
+    /// Number of leading items of the list of messages that are known from an earlier request, at least 1.
     pub(crate) count: usize,
 }
 
 impl KnownMessages {
-    /// Known messages, in the form for templates.
+    /// The known messages, as values for chat templates.
     pub(crate) fn messages(&self) -> &[Value] {
         &self.turn.messages[..self.turn.ends[self.count - 1].1]
     }

@@ -1,29 +1,29 @@
-//! Refusals: each error of the crates becomes one of the exceptions of `kvatlas.errors`.
+//! Conversion of the errors of the Rust crates to the exceptions of `kvatlas.errors`.
 
 use kvatlas_index::Error;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-/// The refusal of a value that has the right type but cannot be used.
+/// Creates the exception for an argument that has the right type but an unusable value.
 pub(crate) fn argument(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "InvalidArgumentError", code, message)
 }
 
-/// The refusal of a setting that cannot be used.
+/// Creates the exception for a setting with an unusable value.
 pub(crate) fn config(message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "ConfigError", "invalid_config", message)
 }
 
-/// The refusal of a value of the wrong type.
+/// Creates the exception for an argument of the wrong type.
 pub(crate) fn wrong_type(message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "InvalidTypeError", "wrong_type", message)
 }
 
-/// The exception for a refusal of the index itself.
+/// Creates the exception for an error of the block index.
 pub(crate) fn index(error: &Error) -> PyErr {
     static FULL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     match error {
@@ -32,27 +32,28 @@ pub(crate) fn index(error: &Error) -> PyErr {
     }
 }
 
-/// The refusal of a store of the ladder that continues a block that is not held.
+/// Creates the exception for a store that continues a block which the worker does not hold, in a design of
+/// `kvatlas.lab.designs`.
 #[cfg(feature = "lab")]
 pub(crate) fn unknown_parent(message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "UnknownParentError", "unknown_parent", message)
 }
 
-/// The exception for a rung of the ladder that cannot go on.
+/// Creates the exception for an index design of `kvatlas.lab.designs` that has failed.
 #[cfg(feature = "lab")]
 pub(crate) fn rung(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "DesignError", code, message)
 }
 
-/// The exception for a refusal of the service.
+/// Creates the exception for an error of the index service.
 pub(crate) fn service(error: &kvatlas_follow::Error) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "ServiceError", error.code(), &error.to_string())
 }
 
-/// The exception for a refusal of the router.
+/// Creates the exception for an error of the router.
 pub(crate) fn router(error: &kvatlas_router::Error) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     match error.code() {
@@ -61,7 +62,7 @@ pub(crate) fn router(error: &kvatlas_router::Error) -> PyErr {
     }
 }
 
-/// The refusal of a payload that is not a batch.
+/// Creates the exception for a payload that is not a batch of events.
 pub(crate) fn decode(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "DecodeError", code, message)

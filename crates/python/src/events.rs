@@ -1,4 +1,4 @@
-//! Events between Python's dataclasses (`kvatlas.events`) and the index's.
+//! Conversion of events between Python's dataclasses (`kvatlas.events`) and the index's types.
 
 use kvatlas_index::{BlockHash, Event, Tier};
 use pyo3::intern;
@@ -10,7 +10,7 @@ use crate::errors;
 use crate::scalars::{block_hash, describe, rank, tier, worker};
 use crate::sequences::{contents, names};
 
-/// The four classes of `kvatlas.events`.
+/// The four event classes of `kvatlas.events`, imported once.
 struct Classes<'py> {
     store: &'py Bound<'py, PyType>,
     remove: &'py Bound<'py, PyType>,
@@ -31,7 +31,7 @@ fn classes(py: Python<'_>) -> PyResult<Classes<'_>> {
     })
 }
 
-/// The Python form of an event.
+/// Converts an event to its Python dataclass.
 pub(crate) fn to_python<'py>(py: Python<'py>, event: &Event) -> PyResult<Bound<'py, PyAny>> {
     let classes = classes(py)?;
     let tuple = |hashes: &[BlockHash]| PyTuple::new(py, hashes.iter().map(|hash| hash.0));
@@ -49,7 +49,7 @@ pub(crate) fn to_python<'py>(py: Python<'py>, event: &Event) -> PyResult<Bound<'
     }
 }
 
-/// The index's form of an iterable of events; all are checked before the first is used.
+/// Converts an iterable of Python events. All are checked before any is applied.
 pub(crate) fn all_from_python(events: &Bound<'_, PyAny>) -> PyResult<Vec<Event>> {
     let wanted =
         || errors::wrong_type(&format!("events must be an iterable of kvatlas.events, got {}", describe(events)));
@@ -57,7 +57,7 @@ pub(crate) fn all_from_python(events: &Bound<'_, PyAny>) -> PyResult<Vec<Event>>
     items.map(|(at, event)| from_python(&event?, at)).collect()
 }
 
-/// The index's form of the event at a place in a list; errors carry a note of the place.
+/// Converts the Python event at index `at` of a list; errors carry a note of the index.
 fn from_python(event: &Bound<'_, PyAny>, at: usize) -> PyResult<Event> {
     convert(event, at).inspect_err(|error| {
         // A note that cannot be added is no reason to hide the error itself.

@@ -1,4 +1,4 @@
-//! Writing of files that are there whole or not at all.
+//! Atomic writing of files: a file appears under its name only when complete.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
-/// Writes a file, which appears under its name only when it is whole and on the disk.
+/// Writes a file atomically: it appears under its name only when complete and on the disk.
 pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let mut aside = OsString::from(path);
@@ -27,7 +27,7 @@ pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     })
 }
 
-/// The exception that Python itself raises for an error of the system.
+/// Converts an I/O error to the exception that Python itself raises for it (`OSError` and its subclasses).
 pub(crate) fn failed(path: &str, error: &io::Error) -> PyErr {
     let text = error.to_string();
     match error.raw_os_error() {

@@ -1,14 +1,14 @@
-//! Detaching from the interpreter, which lets other Python threads run.
+//! Detaching from the Python interpreter, so that other Python threads can run.
 //!
-//! Letting go of the interpreter and taking it back costs about 0.1 µs when no thread wants it and up to a switch
-//! interval (5 ms) when one does: worth it around work of more than about 10 µs, ruinous around a find.
+//! Detaching and attaching again costs about 0.1 µs when no other thread wants the interpreter and up to a switch
+//! interval (5 ms) when one does: useful around work of more than about 10 µs, ruinous around a single lookup.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::Python;
 use pyo3::marker::Ungil;
 
-/// Does the work, detached from the interpreter if it is long.
+/// Runs a function, detached from the interpreter if the work is long.
 pub(crate) fn detach_if<T, F>(py: Python<'_>, long: bool, work: F) -> T
 where
     F: Ungil + FnOnce() -> T,
@@ -19,13 +19,14 @@ where
 
 /// Number of long calls that are using the index's only write access.
 ///
-/// A short write behind a long call would wait for it, and every Python thread with it, so it detaches as well. The
-/// number is a hint: reading it a moment too early costs one wait.
+/// A short write behind a long call would wait for it, and every Python thread with it, so the short write detaches
+/// from the interpreter as well. The number is a hint: reading it a moment too early costs one wait.
 #[derive(Debug, Default)]
 pub(crate) struct Writers(AtomicUsize);
 
 impl Writers {
-    /// Does the work of one writer, detached if it is long or would wait for one that is.
+    /// Runs a function that writes to the index, detached from the interpreter if the work is long or would wait for
+    /// another long write.
     pub(crate) fn write<T, F>(&self, py: Python<'_>, long: bool, work: F) -> T
     where
         F: Ungil + FnOnce() -> T,

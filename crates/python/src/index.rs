@@ -1,4 +1,4 @@
-//! `BlockIndex`: each method converts its arguments, calls the index, converts the answer.
+//! `BlockIndex`: conversion of each method's arguments and answer.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,25 +18,24 @@ use crate::stats::grouped;
 use crate::wire::{Batch, Readers};
 use crate::{errors, events, files, stats as counts};
 
-/// Number of blocks that take about 10 µs to store or remove.
+/// Number of blocks whose storing or removal takes about 10 µs, long enough to detach from the interpreter.
 const LONG_WRITE: usize = 128;
 
-/// An exact index of which worker holds which cached blocks.
+/// An exact index of the cached blocks that each worker holds.
 ///
-/// Fed with what engines announce (store, remove, clear), it answers for a prompt how many of its leading blocks
-/// each worker holds right now. Events may come in any order: a block whose parent is missing is kept and counts
-/// as soon as the chain to the root is complete.
+/// Given the events that engines announce (store, remove, clear), the index returns for a prompt how many of its
+/// leading blocks each worker holds at present. Events may come in any order: a block whose parent is missing is kept
+/// and counts as soon as the chain to the root is complete.
 ///
-/// Any number of threads may look up and change the index at once; lookups never wait. A refused call has changed
-/// nothing.
+/// Any number of threads may look up and change the index at once; lookups never wait. A refused call changes nothing.
 ///
 /// Args:
 ///     block_size: Tokens in a block, at least 1.
-///     count_copies: Whether a block announced n times is held until it was removed n times. False for engines that
-///         announce a block once however many copies they have.
+///     count_copies: True if a block announced n times counts as held until removed n times. False for engines that
+///         announce a block once, for any number of copies.
 ///
 /// Raises:
-///     InvalidTypeError: block_size is not an int, or count_copies not a bool.
+///     InvalidTypeError: block_size is not an int, or count_copies is not a bool.
 ///     InvalidArgumentError: block_size is less than 1.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct BlockIndex {
@@ -61,13 +60,13 @@ impl BlockIndex {
         self.core.config().block_size
     }
 
-    /// bool: True if a block announced n times is held until it was removed n times.
+    /// bool: True if a block announced n times counts as held until removed n times.
     #[getter]
     fn count_copies(&self) -> bool {
         self.core.config().count_copies
     }
 
-    /// LoadableIndex: What engines can load beyond their device memory, of their own and from pools.
+    /// LoadableIndex: The blocks that engines can load from host memory, disks and pools.
     #[getter]
     fn loading(&self) -> LoadableIndex {
         LoadableIndex::of(self.core.clone())
@@ -84,10 +83,10 @@ impl BlockIndex {
     ///     block_hashes: The engine's names of the blocks, shape (n,): a list of ints of any width and sign or of
     ///         bytes, or an integer array.
     ///     content_hashes: Content hashes of the blocks, shape (n,): a uint64 array or a list of ints.
-    ///     tokens: Token ids of the blocks, shape (n * block_size,), as content_hashes() takes them.
+    ///     tokens: Token ids of the blocks, shape (n * block_size,), as accepted by content_hashes().
     ///     parent: The engine's name of the block before the first; None at the beginning of a prompt.
     ///     rank: Data-parallel rank, from 0 to 2**32 - 1.
-    ///     tier: Where the blocks are: "gpu", "cpu", "disk" or "external".
+    ///     tier: Tier of the blocks: "gpu", "cpu", "disk" or "external".
     ///     lora: Name of the LoRA adapter, with tokens only.
     ///     salt: Cache salt, with tokens only.
     ///
@@ -126,15 +125,13 @@ impl BlockIndex {
         stored.map_err(|error| errors::index(&error))
     }
 
-    /// Records that a worker has evicted one copy of each of these blocks.
-    ///
-    /// A block that is not held is counted in stats()["unknown_removals"] and changes nothing else.
+    /// Records that a worker has evicted one copy of each of the given blocks.
     ///
     /// Args:
     ///     worker: The worker's name.
-    ///     block_hashes: The engine's names of the blocks, in any order, shape (n,), as store() takes them.
+    ///     block_hashes: The engine's names of the blocks, in any order, shape (n,), as accepted by store().
     ///     rank: Data-parallel rank, from 0 to 2**32 - 1.
-    ///     tier: Where the blocks were: "gpu", "cpu", "disk" or "external".
+    ///     tier: Tier of the blocks: "gpu", "cpu", "disk" or "external".
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
@@ -202,10 +199,11 @@ impl BlockIndex {
     ///
     /// The prompt is given by exactly one of tokens and content_hashes. While other threads change the index, each
     /// depth lies between the smallest and the largest true depth of that worker during the call. One exception: if a
-    /// worker announces a block hash for another block than before, the old block may go before the new one counts.
+    /// worker announces a block hash for another block than before, the old block may be removed before the new block
+    /// counts.
     ///
     /// Args:
-    ///     tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them. A trailing partial block is
+    ///     tokens: Token ids of the prompt, shape (n,), as accepted by content_hashes(). A trailing partial block is
     ///         left out.
     ///     content_hashes: Content hashes of the prompt's blocks, first block first, shape (n,): a uint64 array
     ///         (read in place) or a list of ints.
@@ -237,7 +235,7 @@ impl BlockIndex {
         Ok(Match::new(found, prompt.blocks(block_size), block_size))
     }
 
-    /// Statistics of the contents, the memory and the events so far.
+    /// Statistics of the contents, the memory and the events applied so far.
     ///
     /// Returns:
     ///     dict of str to int; "bytes" is in bytes, everything else is a count.
@@ -259,11 +257,12 @@ impl BlockIndex {
         Ok(workers)
     }
 
-    /// The contents as events. The index can be used meanwhile: each rank is as it was at one moment.
+    /// The contents as events. Other threads may use the index during the call; the blocks of each rank are those of
+    /// one moment.
     ///
     /// Returns:
-    ///     list of kvatlas.events.Store. Applied to an empty index, they make an equal one. Block hashes are ints
-    ///     from 0 to 2**64 - 1, a uniform form of the engine's names. The new index still accepts the engine's own.
+    ///     list of kvatlas.events.Store. Applied to an empty index, they make an equal one. Block hashes are ints from
+    ///     0 to 2**64 - 1, a uniform form of the engine's names. The new index still accepts the engine's own names.
     fn dump<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let dump = self.writers.write(py, true, || self.core.dump());
         let list = PyList::empty(py);
@@ -273,19 +272,18 @@ impl BlockIndex {
         Ok(list)
     }
 
-    /// Applies events, or a batch that an engine has sent.
+    /// Applies a list of events, or a batch sent by an engine.
     ///
     /// apply(events) applies the events in order; all are checked before the first is applied. It returns None.
     ///
-    /// apply(worker, batch) applies a batch that decode_batch() returned. What is needed for later batches of the rank
-    /// (salts of chains, kinds of cache groups) is kept with the index until clear() or drop(). Events that cannot be
-    /// applied are left out and counted. It returns a Tally.
+    /// apply(worker, batch) applies a batch returned by decode_batch(). Data needed for later batches of the rank
+    /// (salts of chains, kinds of cache groups) are kept with the index until clear() or drop(). Events that cannot be
+    /// applied are left out and counted. The call returns a Tally.
     ///
     /// Args:
     ///     events: An iterable of Store, Remove, Clear and Drop of kvatlas.events; or the worker's name.
     ///     batch: A Batch of kvatlas.wire.
-    ///     rank: Data-parallel rank, with a batch only; None for the one that the batch gives, which is 0 if it gives
-    ///         none.
+    ///     rank: Data-parallel rank, with a batch only; None for the rank in the batch, or 0 if the batch has none.
     ///
     /// Returns:
     ///     None, or kvatlas.wire.Tally.
@@ -293,7 +291,7 @@ impl BlockIndex {
     /// Raises:
     ///     InvalidTypeError: An item of events is not an event, or an argument or field has the wrong type.
     ///     InvalidArgumentError: A field that store, remove or clear would refuse, or a rank without a batch.
-    ///     IndexFullError: The index cannot number any more workers or blocks; the events before that are applied.
+    ///     IndexFullError: The index cannot number any more workers or blocks; earlier events are applied.
     #[pyo3(signature = (events, batch=None, /, *, rank=None))]
     fn apply<'py>(
         &self,
@@ -321,10 +319,10 @@ impl BlockIndex {
         Ok(Bound::new(py, tally)?.into_any())
     }
 
-    /// Writes contents, settings and counts as bytes, for from_snapshot(). The index can be used meanwhile: each
-    /// rank is as it was at one moment.
+    /// Writes contents, settings and counts as bytes, for from_snapshot(). Other threads may use the index during
+    /// the call; the blocks of each rank are those of one moment.
     ///
-    /// What apply(worker, batch) keeps between the batches of a rank is not included.
+    /// Data that apply(worker, batch) keeps between the batches of a rank are not included.
     fn snapshot<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         let bytes = self.writers.write(py, true, || self.core.snapshot());
         PyBytes::new(py, &bytes)
@@ -333,15 +331,15 @@ impl BlockIndex {
     /// Restores an index from a snapshot.
     ///
     /// Args:
-    ///     snapshot: What snapshot() returned: bytes, or any contiguous buffer with the same bytes.
+    ///     snapshot: Return value of snapshot(): bytes, or any contiguous buffer with the same bytes.
     ///
     /// Returns:
     ///     A new BlockIndex.
     ///
     /// Raises:
-    ///     InvalidTypeError: Not bytes.
-    ///     InvalidArgumentError: Not a snapshot of an index, of another version, truncated or altered: code
-    ///         "invalid_snapshot".
+    ///     InvalidTypeError: snapshot is not bytes.
+    ///     InvalidArgumentError: snapshot is not a snapshot of an index, has another version, or is truncated or
+    ///         altered: code "invalid_snapshot".
     #[classmethod]
     fn from_snapshot(_cls: &Bound<'_, PyType>, py: Python<'_>, snapshot: &Bound<'_, PyAny>) -> PyResult<Self> {
         let bytes = bytes(snapshot, "snapshot")?;
@@ -351,10 +349,10 @@ impl BlockIndex {
     /// Writes snapshot() to a file, atomically: the file appears only when it is complete.
     ///
     /// Args:
-    ///     path: The file, replaced if there is one.
+    ///     path: Path of the file; an existing file is replaced.
     ///
     /// Raises:
-    ///     OSError: It cannot be written.
+    ///     OSError: The file cannot be written.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let written = self.writers.write(py, true, || files::write(&path, &self.core.snapshot()));
         written.map_err(|error| files::failed(&path.to_string_lossy(), &error))
@@ -363,15 +361,15 @@ impl BlockIndex {
     /// Reads an index from a file that save() wrote.
     ///
     /// Args:
-    ///     path: The file.
+    ///     path: Path of the file.
     ///
     /// Returns:
     ///     A new BlockIndex.
     ///
     /// Raises:
-    ///     OSError: It cannot be read.
-    ///     InvalidArgumentError: Not a snapshot of an index, of another version, truncated or altered: code
-    ///         "invalid_snapshot".
+    ///     OSError: The file cannot be read.
+    ///     InvalidArgumentError: The file is not a snapshot of an index, has another version, or is truncated or
+    ///         altered: code "invalid_snapshot".
     #[classmethod]
     fn load(_cls: &Bound<'_, PyType>, py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let name = path.to_string_lossy();
@@ -383,7 +381,7 @@ impl BlockIndex {
         })
     }
 
-    /// Supports pickle and copy, by a snapshot.
+    /// Supports pickle and copy, by means of a snapshot.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
         let make = slf.get_type().getattr(intern!(slf.py(), "from_snapshot"))?;
         Ok((make, (slf.get().snapshot(slf.py()),)))
@@ -404,7 +402,7 @@ impl BlockIndex {
         Self { core: Arc::new(core), writers: Writers::default(), readers: Readers::default() }
     }
 
-    /// The index itself.
+    /// Shared reference to the Rust index.
     pub(crate) fn shared(&self) -> Arc<Core> {
         self.core.clone()
     }

@@ -1,4 +1,4 @@
-//! `Match`: the answer of a `BlockIndex`.
+//! `Match`, the answer of a lookup in a `BlockIndex`.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use crate::stats::grouped;
 
 /// The depth to which each worker holds a query, at the time of the lookup.
 ///
-/// Returned by BlockIndex.find; later changes to the index do not change it. It leaves out workers that do not hold
-/// the query's first block. Depths count blocks in device memory. `any_tier` counts blocks of all tiers, and
-/// `within(tier)` those of all tiers down to one. It is a kvatlas.types.PrefixMatch.
+/// Returned by BlockIndex.find; later changes to the index do not alter the answer. Workers that do not hold the
+/// query's first block are left out. Depths count blocks in device memory. `any_tier` counts blocks of all tiers, and
+/// `within(tier)` blocks of all tiers from "gpu" down to the given one. The class implements kvatlas.types.PrefixMatch.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Match {
     answer: Answer,
@@ -24,12 +24,12 @@ pub(crate) struct Match {
 
 enum Answer {
     Own(OwnedMatch),
-    /// Another view of the answer that this match has.
+    /// Shared answer of another match, which counts other tiers.
     Of(Py<Match>),
 }
 
 impl Match {
-    /// The answer to a query of that many blocks, each of that many tokens.
+    /// Creates the answer to a query of `length` blocks of `block_size` tokens each.
     pub(crate) fn new(found: OwnedMatch, length: usize, block_size: u32) -> Self {
         Self { answer: Answer::Own(found), view: View::Device, length, block_size }
     }
@@ -77,16 +77,16 @@ impl Match {
         "blocks"
     }
 
-    /// Match: The same answer, with blocks in any tier counted: within("external").
+    /// Match: The same answer with blocks of any tier counted, equal to within("external").
     ///
-    /// A worker's depth here is at least its device depth, unless it uses one block hash for different blocks on the
-    /// device and on another tier.
+    /// A worker's depth with any tier is at least its depth on the device, unless the worker uses one block hash for
+    /// different blocks on the device and on another tier.
     #[getter]
     fn any_tier(slf: &Bound<'_, Self>) -> Self {
         Self::seen(slf, View::AnyTier)
     }
 
-    /// The same answer, counting the blocks of all tiers down to the given one.
+    /// The same answer with the blocks of all tiers counted, from "gpu" down to the given one.
     ///
     /// Args:
     ///     tier: The last tier that counts: "gpu", "cpu", "disk" or "external".
@@ -96,7 +96,7 @@ impl Match {
     ///
     /// Raises:
     ///     InvalidTypeError: tier is not a str.
-    ///     InvalidArgumentError: An unknown tier.
+    ///     InvalidArgumentError: The tier is unknown.
     #[pyo3(signature = (tier))]
     fn within(slf: &Bound<'_, Self>, tier: TierName) -> Self {
         Self::seen(slf, tier.0.into())
@@ -136,10 +136,10 @@ impl Match {
         Ok(depths)
     }
 
-    /// The deepest workers.
+    /// The workers with the greatest depths.
     ///
     /// Args:
-    ///     top_k: How many, at least 0.
+    ///     top_k: Maximum number of workers returned, at least 0.
     ///     among: Consider only these workers, an iterable of str; None for all. Names not in the match are ignored.
     ///
     /// Returns:

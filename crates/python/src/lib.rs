@@ -1,4 +1,5 @@
-//! The Python module `kvatlas._native`: conversion between Python's types and the crates', and no logic.
+//! The Python module `kvatlas._native`: conversion between the types of Python and of the Rust crates, without other
+//! logic.
 
 #[cfg(feature = "lab")]
 mod bench;
@@ -30,8 +31,8 @@ mod worker_depths;
 
 use pyo3::prelude::*;
 
-/// The allocator. Requests of a router allocate and free buffers of up to 64 KiB all the time, which takes the system's
-/// allocator a tenth of a router's CPU time. Python's own objects are not touched by this.
+/// The memory allocator, jemalloc. A router allocates and frees buffers of up to 64 KiB for every request, on which the
+/// system's allocator spends a tenth of the router's CPU time. Python's own objects do not use this allocator.
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_arch = "x86_64"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -1,4 +1,4 @@
-//! `LoadableIndex`: the part of a `BlockIndex` that knows what engines can load.
+//! `LoadableIndex`: the part of a `BlockIndex` for the blocks that engines can load from host memory, disks and pools.
 
 use std::collections::HashSet;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -16,20 +16,21 @@ use crate::scalars::{Rank, TierName, argument, flag, number, string, strings, wi
 use crate::sequences::names;
 
 argument! {
-    /// The number of blocks in a chunk.
+    /// Argument for the number of blocks in a chunk: blocks that an engine stores and loads together.
     Chunk(NonZeroU32) = |value| {
         let blocks = within(value, "chunk", 1..=u32::MAX)?;
         Ok(NonZeroU32::new(blocks).unwrap_or(NonZeroU32::MIN))
     };
-    /// True if removals are announced.
+    /// Argument `announces_removals`: true if the members of a pool announce removals.
     Announces(bool) = |value| flag(value, "announces_removals");
 }
 
-/// The part of an index that knows what engines can load beyond their device memory.
+/// The part of an index for the blocks that engines can load from host memory, disks and pools, beyond their device
+/// memory.
 ///
-/// The workers in it have stored something on another tier than their device, or are members of pools. Their
-/// engines look for a prompt's continuation from where their device has no more of it, chunk by chunk: first in host
-/// memory, then on the other tiers, then in pools.
+/// Its workers have stored blocks on a tier other than their device, or are members of pools. After the leading blocks
+/// on its device, an engine looks for the prompt's next blocks chunk by chunk (consecutive blocks that are stored and
+/// loaded together): first in host memory, then on the other tiers, then in pools.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct LoadableIndex {
     core: Arc<Core>,
@@ -43,18 +44,20 @@ impl LoadableIndex {
 
 #[pymethods]
 impl LoadableIndex {
-    /// Sets how a worker's engine offloads, for all its ranks and lives.
+    /// Sets how a worker's engine offloads blocks, for all its ranks, including after restarts.
     ///
     /// Args:
     ///     worker: The worker's name, known or not.
-    ///     host_chunk: Blocks in a chunk of host memory, at least 1; None for what the stores of batches show.
-    ///     disk_chunk: Blocks in a chunk on local disks, likewise.
-    ///     external_chunk: Blocks in a chunk elsewhere, if that is no pool, likewise.
-    ///     resets_keep: Whether a reset of the engine's prefix cache leaves what is offloaded; None if not known.
+    ///     host_chunk: Number of blocks in a chunk of host memory, at least 1; None to infer it from the stores in
+    ///         batches.
+    ///     disk_chunk: Number of blocks in a chunk on local disks, or None to infer it.
+    ///     external_chunk: Number of blocks in a chunk on the tier "external", if it is not a pool, or None to infer
+    ///         it.
+    ///     resets_keep: True if a reset of the engine's prefix cache keeps offloaded blocks; None if unknown.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: A chunk of less than 1 block.
+    ///     InvalidArgumentError: A chunk has less than 1 block.
     #[pyo3(signature = (worker, *, host_chunk=None, disk_chunk=None, external_chunk=None, resets_keep=None))]
     fn set_offloading(
         &self,
@@ -73,25 +76,25 @@ impl LoadableIndex {
         Ok(())
     }
 
-    /// Adds a pool: a store that several engines put blocks in and load from.
+    /// Adds a pool: a store into which several engines put blocks and from which they load.
     ///
-    /// Blocks that its members store on its tier from now on are in the pool. A pool of the same name gets the
-    /// new settings and keeps its blocks.
+    /// Blocks that members store on the pool's tier from now on are in the pool. An existing pool of the same name gets
+    /// the new settings and keeps its blocks.
     ///
     /// Args:
     ///     name: The pool's name.
-    ///     members: Names of the workers that put blocks in it and load from it, known or not; None for all.
-    ///     chunk: Blocks in a chunk, at least 1; None for what the members' stores of batches show.
-    ///     tier: The tier by which members' events call it: "cpu", "disk" or "external".
-    ///     announces_removals: Whether members announce what is removed.
-    ///     lifetime: Seconds after which a block counts no more unless it was announced again; None for no limit.
-    ///     room: Blocks that it has room for, at least 1: of more, those that were announced longest ago count no
-    ///         more. None for no limit.
+    ///     members: Names of the workers that use the pool, known or not; None for all.
+    ///     chunk: Number of blocks in a chunk, at least 1; None to infer it from the stores in members' batches.
+    ///     tier: The tier in members' events that stands for the pool: "cpu", "disk" or "external".
+    ///     announces_removals: True if members announce removals.
+    ///     lifetime: Seconds after which a block no longer counts unless announced again; None for no limit.
+    ///     room: Capacity of the pool in blocks, at least 1: beyond it, the blocks announced longest ago no longer
+    ///         count. None for no limit.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: A chunk or room of less than 1 block, the tier "gpu" or an unknown one, or a lifetime
-    ///         that is not positive.
+    ///     InvalidArgumentError: chunk or room is less than 1 block, the tier is "gpu" or unknown, or the lifetime is
+    ///         not positive.
     #[pyo3(signature = (name, *, members=None, chunk=None, tier=TierName(Tier::External),
                         announces_removals=Announces(false), lifetime=None, room=None))]
     #[pyo3(text_signature = "($self, name, *, members=None, chunk=None, tier='external', announces_removals=False, \
@@ -127,23 +130,26 @@ impl LoadableIndex {
         Ok(())
     }
 
-    /// Sets the time of what is stored in pools from now on, and until when their blocks have aged.
+    /// Sets the current time for pools: the time of later stores, and the time at which the age of pools' blocks is
+    /// judged.
     ///
     /// Args:
-    ///     seconds: Seconds since any moment, the same for all calls.
+    ///     seconds: Seconds since an arbitrary moment, the same for all calls.
     ///
     /// Raises:
-    ///     InvalidTypeError: Not a number.
-    ///     InvalidArgumentError: Not finite.
+    ///     InvalidTypeError: seconds is not a number.
+    ///     InvalidArgumentError: seconds is not finite.
     fn set_time(&self, seconds: &Bound<'_, PyAny>) -> PyResult<()> {
         self.core.set_time(number(seconds, "seconds", "finite", |_| true)?);
         Ok(())
     }
 
-    /// Records that a worker's engine has reset its prefix cache, without a word on what it has offloaded.
+    /// Records that a worker's engine has reset its prefix cache, without announcing what happened to offloaded
+    /// blocks.
     ///
-    /// As BlockIndex.clear(), and it may hold more in host memory than is counted from then on, unless
-    /// set_offloading() says what its resets do: those that keep what is offloaded take what was on the device alone.
+    /// Removes blocks like BlockIndex.clear(). From then on the worker may hold more blocks in host memory than are
+    /// counted, unless set_offloading() says what its resets do: a reset that keeps offloaded blocks removes only those
+    /// on the device.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -151,7 +157,7 @@ impl LoadableIndex {
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: A rank out of range.
+    ///     InvalidArgumentError: The rank is out of range.
     #[pyo3(signature = (worker, *, rank=None))]
     fn reset(&self, py: Python<'_>, worker: &Bound<'_, PyAny>, rank: Option<Rank>) -> PyResult<()> {
         let worker = name(worker)?;
@@ -159,23 +165,23 @@ impl LoadableIndex {
         Ok(())
     }
 
-    /// Records that an engine could not load from a pool what was expected.
+    /// Records that an engine could not load expected blocks from a pool.
     ///
-    /// The chunk that ends after all of these blocks is gone, and what continues it.
+    /// The chunk that ends with the last given block is removed from the pool, and with it the blocks that continue it.
     ///
     /// Args:
     ///     pool: The pool's name.
-    ///     tokens: Token ids up to the end of the chunk, as BlockIndex.find() takes them.
-    ///     content_hashes: Content hashes of the blocks up to the end of the chunk, as BlockIndex.find() takes them.
+    ///     tokens: Token ids up to the end of the chunk, as accepted by BlockIndex.find().
+    ///     content_hashes: Content hashes of the blocks up to the end of the chunk, as accepted by BlockIndex.find().
     ///     lora: Name of the LoRA adapter, with tokens only.
     ///     salt: Cache salt, with tokens only.
     ///
     /// Returns:
-    ///     int: The number of blocks that are gone from the pool.
+    ///     int: The number of blocks removed from the pool.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: As of BlockIndex.find().
+    ///     InvalidArgumentError: For the reasons of BlockIndex.find().
     #[pyo3(signature = (pool, *, tokens=None, content_hashes=None, lora=None, salt=None))]
     fn lose(
         &self,
@@ -192,22 +198,22 @@ impl LoadableIndex {
         Ok(detach_if(py, true, || self.core.lose_from_pool(pool, &prompt.hashes(block_size))))
     }
 
-    /// Records what a look at a pool's store has found.
+    /// Records which blocks an inspection of a pool's store has found.
     ///
-    /// Blocks of the pool that were announced until then and were not found are gone. Of a chunk, only the last block
-    /// need be found.
+    /// Blocks of the pool that were announced before the inspection and were not found are removed. Of a chunk, only
+    /// the last block has to be found.
     ///
     /// Args:
     ///     pool: The pool's name.
-    ///     block_hashes: The engines' names of the blocks that were found, as BlockIndex.store() takes them.
-    ///     until: The time when the look began, on the clock of set_time(); None for the time that was set last.
+    ///     block_hashes: The engines' names of the blocks that were found, as accepted by BlockIndex.store().
+    ///     until: The time when the inspection began, on the clock of set_time(); None for the time set last.
     ///
     /// Returns:
-    ///     int: The number of blocks that are gone from the pool.
+    ///     int: The number of blocks removed from the pool.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: A time that is not finite.
+    ///     InvalidArgumentError: until is not finite.
     #[pyo3(signature = (pool, *, block_hashes, until=None))]
     fn keep(
         &self,
@@ -222,21 +228,21 @@ impl LoadableIndex {
         Ok(py.detach(|| self.core.keep_in_pool(pool, &found, until.unwrap_or(self.core.time()))))
     }
 
-    /// Finds what each worker can use of a prompt without computing it.
+    /// Finds the leading part of a prompt that each worker has or can load, without computing it.
     ///
     /// Args:
-    ///     tokens: Token ids of the prompt, as BlockIndex.find() takes them.
-    ///     content_hashes: Content hashes of the prompt's blocks, as BlockIndex.find() takes them.
+    ///     tokens: Token ids of the prompt, as accepted by BlockIndex.find().
+    ///     content_hashes: Content hashes of the prompt's blocks, as accepted by BlockIndex.find().
     ///     lora: Name of the LoRA adapter, with tokens only.
     ///     salt: Cache salt, with tokens only.
     ///
     /// Returns:
-    ///     list of kvatlas.types.Loadable, by worker and rank: of ranks that have offloaded anything, and of members of
-    ///     pools. Of other ranks BlockIndex.find() says all.
+    ///     list of kvatlas.types.Loadable, one for each rank with offloaded blocks and for members of pools. For other
+    ///     ranks, BlockIndex.find() has the full answer.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: As of BlockIndex.find().
+    ///     InvalidArgumentError: For the reasons of BlockIndex.find().
     #[pyo3(signature = (prompt=None, /, *, tokens=None, content_hashes=None, lora=None, salt=None))]
     #[pyo3(text_signature = "($self, *, tokens=None, content_hashes=None, lora=None, salt=None)")]
     fn find<'py>(
@@ -260,7 +266,7 @@ impl LoadableIndex {
     }
 }
 
-/// The Python form of an answer.
+/// Converts an answer about loadable blocks to `kvatlas.types.Loadable`.
 fn to_python<'py>(py: Python<'py>, found: &Loadable) -> PyResult<Bound<'py, PyAny>> {
     static LOADABLE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     static SEGMENT: PyOnceLock<Py<PyType>> = PyOnceLock::new();

@@ -1,4 +1,4 @@
-//! The contents of the blocks of a call: content hashes, or tokens to be hashed, exactly one of the two; and
+//! Prompts as arguments of a call, given by exactly one of content hashes and tokens to be hashed; and the functions
 //! `content_hashes` and `prefix_hashes`.
 
 use std::borrow::Cow;
@@ -12,18 +12,18 @@ use crate::raw::NewArray;
 use crate::scalars::{BlockSize, optional_string};
 use crate::sequences::{Contents, Tokens, contents, tokens as convert};
 
-/// Number of blocks that take about 10 µs to look up.
+/// Number of blocks whose lookup takes about 10 µs, long enough to detach from the interpreter.
 const LONG_FIND: usize = 4096;
 
-/// The arguments `tokens`, `content_hashes`, `lora` and `salt` of `store` and `find`.
+/// The contents of blocks in the arguments `tokens`, `content_hashes`, `lora` and `salt` of `store` and `find`.
 pub(crate) enum PromptArguments<'a> {
     Hashes(Contents),
     Tokens { tokens: Tokens, lora: Option<&'a str>, salt: Option<&'a str> },
 }
 
 impl<'a> PromptArguments<'a> {
-    /// Takes exactly one of tokens and content hashes, and refuses the call otherwise. `call` names the method in
-    /// errors.
+    /// Reads the arguments of a call that must have exactly one of tokens and content hashes. `call`: the method's name
+    /// for errors.
     #[inline]
     pub(crate) fn new(
         call: &str,
@@ -54,8 +54,9 @@ impl<'a> PromptArguments<'a> {
         }
     }
 
-    /// Copies content hashes into memory of our own. Others may write to an array while a call waits without the GIL:
-    /// an index must see one state of it. Tokens are read once, when they are hashed.
+    /// Copies content hashes to memory owned by Rust. Other threads may write to the array while the call waits without
+    /// the GIL, and the index must see one state of it. Tokens are not copied, since they are read once, when they are
+    /// hashed.
     #[inline]
     pub(crate) fn own(self) -> Self {
         match self {
@@ -75,7 +76,8 @@ impl<'a> PromptArguments<'a> {
     }
 }
 
-/// Refuses a prompt given to `find` by position: numbers alone do not say whether they are tokens or hashes.
+/// Refuses a prompt given to `find` as a positional argument: numbers alone do not show whether they are tokens or
+/// hashes.
 #[inline]
 pub(crate) fn by_keyword(prompt: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     match prompt {
@@ -84,7 +86,7 @@ pub(crate) fn by_keyword(prompt: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     }
 }
 
-/// The contents of a call's blocks without Python's objects, for use while other threads have the interpreter.
+/// The contents of a call's blocks without Python objects, for use while detached from the interpreter.
 #[derive(Clone, Copy)]
 pub(crate) enum Prompt<'a> {
     Hashes(&'a [u64]),
@@ -101,7 +103,7 @@ impl<'a> Prompt<'a> {
         }
     }
 
-    /// True if the prompt takes about 10 µs or more to look up.
+    /// True if looking up the prompt takes about 10 µs or more, long enough to detach from the interpreter.
     #[inline]
     pub(crate) fn is_long(self) -> bool {
         match self {
@@ -110,7 +112,7 @@ impl<'a> Prompt<'a> {
         }
     }
 
-    /// The content hash of each full block.
+    /// Content hashes of the prompt's full blocks.
     #[inline]
     pub(crate) fn hashes(self, block_size: u32) -> Cow<'a, [u64]> {
         match self {
@@ -121,7 +123,8 @@ impl<'a> Prompt<'a> {
         }
     }
 
-    /// Refuses a prompt that is not one content hash for each name, or the tokens of just as many blocks.
+    /// Checks that the prompt has one content hash for each of the block hashes `names`, or the tokens of exactly as
+    /// many blocks.
     pub(crate) fn fills(self, names: &[BlockHash], block_size: u32) -> PyResult<()> {
         let (block_hashes, block_size) = (names.len(), block_size as usize);
         let error = match self {
@@ -137,13 +140,14 @@ impl<'a> Prompt<'a> {
     }
 }
 
-/// Number of bytes that take about 10 µs to hash.
+/// Number of bytes whose hashing takes about 10 µs, long enough to detach from the interpreter.
 pub(crate) const LONG_BYTES: usize = 128 << 10;
 
-/// The content hash of each full block of tokens.
+/// Computes the content hash of each full block of tokens.
 ///
 /// The hash of a block is XXH3-64 with seed 1337 of its tokens as little-endian uint32s. It does not depend on the
-/// block's position. LoRA name and salt change the seed, so that prompts under different ones never share a block.
+/// block's position. LoRA name and salt change the seed, so that prompts with different names or salts never share a
+/// block.
 ///
 /// Args:
 ///     tokens: Token ids, each from 0 to 2**32 - 1, shape (n,): an array of uint32 or int32 (read in place), of
@@ -177,10 +181,11 @@ pub(crate) fn content_hashes<'py>(
     Ok(hashes.into_object())
 }
 
-/// The prefix hash of each block of a chain that starts at the beginning of a prompt.
+/// Computes the prefix hash of each block of a chain that starts at the beginning of a prompt.
 ///
-/// It identifies a block together with all blocks before it. The first is the content hash itself. Every other one
-/// is the XXH3-64 with seed 1337 of the prefix hash before it and the block's content hash, 16 bytes, little-endian.
+/// A prefix hash identifies a block together with all blocks before it. The first is the content hash itself. Every
+/// other one is the XXH3-64 with seed 1337 of two hashes, 16 bytes in little-endian order: the prefix hash before it
+/// and the block's content hash.
 ///
 /// Args:
 ///     content_hashes: Content hashes of blocks 0 to n - 1, shape (n,): a uint64 array or a list of ints.
@@ -189,11 +194,12 @@ pub(crate) fn content_hashes<'py>(
 ///     numpy.ndarray of uint64, shape (n,).
 ///
 /// Raises:
-///     InvalidTypeError: Not a uint64 array or a list of ints.
+///     InvalidTypeError: content_hashes is not a uint64 array or a list of ints.
 ///     InvalidArgumentError: A hash is out of range.
 #[pyfunction]
 pub(crate) fn prefix_hashes<'py>(py: Python<'py>, content_hashes: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    /// Number of links that take about 10 µs: each waits for the one before.
+    /// Number of prefix hashes whose computation takes about 10 µs, long enough to detach from the interpreter. Each
+    /// hash depends on the one before.
     const LONG: usize = 1024;
     let contents = contents(content_hashes)?;
     let contents = contents.as_slice();

@@ -1,6 +1,7 @@
 //! Python's memory read in place: all `unsafe` code of this crate.
 //!
-//! Arrays by the buffer protocol and lists of plain ints, and whether the interpreter lays out its ints and lists as expected.
+//! Reads arrays through the buffer protocol and lists of plain ints directly, after checking that the interpreter's
+//! ints and lists have the expected memory layout.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -16,25 +17,25 @@ use pyo3::types::PyList;
 
 use crate::errors;
 
-/// The kind of array that an object offers to those who look for one of integers.
+/// A Python object seen as an array of integers, by element type.
 pub(crate) enum Offer {
     U8(Array<u8>),
     U32(Array<u32>),
     I32(Array<i32>),
     U64(Array<u64>),
     I64(Array<i64>),
-    /// An array of integers all the same, but with gaps, in foreign byte order or unaligned: to be read one by one.
+    /// An array of integers with gaps, in foreign byte order or unaligned, whose items must be read one by one.
     Irregular,
-    /// An array of something else.
+    /// An array of anything but integers of a known type.
     Other,
     /// The object is not an array.
     Nothing,
 }
 
-/// A one-dimensional array that some Python object owns, kept alive and in place by the buffer.
+/// A one-dimensional array owned by a Python object and read in place; the buffer keeps the memory alive and fixed.
 ///
-/// As with NumPy's own functions, a caller who changes the array from another thread while a call reads it gets an
-/// answer about neither the old nor the new contents.
+/// As with NumPy's own functions, if another thread changes the array while a call reads it, the result matches neither
+/// the old nor the new contents.
 pub(crate) struct Array<T> {
     items: NonNull<[T]>,
     _buffer: PyUntypedBuffer,
@@ -51,7 +52,7 @@ impl<T> Deref for Array<T> {
 }
 
 impl<T: AnyBitPattern> Array<T> {
-    /// Takes a buffer as an array; returns `None` if the items have gaps between them or are not where a `T` may be.
+    /// Reads a buffer as an array; `None` if the items have gaps between them or are not aligned for `T`.
     fn new(buffer: PyUntypedBuffer) -> Option<Self> {
         let start = NonNull::new(buffer.buf_ptr().cast::<T>());
         let start = if buffer.item_count() == 0 { NonNull::dangling() } else { start? };
@@ -61,7 +62,7 @@ impl<T: AnyBitPattern> Array<T> {
     }
 }
 
-/// Looks at an object as at an array. `what` names the argument in errors.
+/// Reads an object as an array of integers, if it is one. `what`: the argument's name for errors.
 pub(crate) fn offer(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Offer> {
     // SAFETY: a type check of a live object.
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 0 {
@@ -98,8 +99,8 @@ pub(crate) fn offer(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Offer> {
     })
 }
 
-/// The items of a list that holds nothing but plain ints of 64 bits that one of the two functions takes, the second
-/// those below 0; `None` if there is anything else in it.
+/// Converts the items of a list of plain 64-bit ints: `from` converts those from 0 on, `from_negative` those below 0.
+/// `None` if the list has any other item, or a function refuses one.
 pub(crate) fn plain_ints<T>(
     list: &Bound<'_, PyList>,
     from: impl Fn(u64) -> Option<T>,
@@ -139,7 +140,7 @@ pub(crate) fn plain_ints<T>(
     })
 }
 
-/// A NumPy array of `uint64` that only we know yet, to be filled and handed out.
+/// A new NumPy array of `uint64`, not yet visible to other code, to be filled and returned.
 pub(crate) struct NewArray<'py> {
     object: Bound<'py, PyAny>,
     items: Array<u64>,
@@ -170,7 +171,7 @@ impl<'py> NewArray<'py> {
     }
 }
 
-/// The minor versions of Python 3 whose lists and ints are known to be as described here.
+/// Minor versions of Python 3 whose lists and ints are known to have this memory layout.
 const KNOWN: std::ops::RangeInclusive<u8> = 11..=13;
 
 #[repr(C)]
@@ -183,13 +184,14 @@ struct ListObject {
 #[repr(C)]
 struct IntObject {
     head: ffi::PyObject,
-    /// The sign and the number of digits.
+    /// Sign and number of digits of the int.
     tag: usize,
-    /// The lowest 30 bits; there only if the number has a digit.
+    /// Lowest 30 bits of the int; present only if the int has a digit.
     digit: u32,
 }
 
-/// The running interpreter's layout of lists, ints and counts; and the hold on it without which none may be touched.
+/// Memory layout of the running interpreter's lists, ints and reference counts; and proof that the thread is attached
+/// to the interpreter.
 #[derive(Clone, Copy)]
 pub(crate) struct Layout<'py> {
     facts: Facts,
@@ -198,16 +200,17 @@ pub(crate) struct Layout<'py> {
 
 #[derive(Clone, Copy)]
 struct Facts {
-    /// The bits of a tag that say sign and number of digits; then their values for one digit, and for zero.
+    /// Mask of the bits of an int's tag that encode sign and number of digits; the following fields are their values
+    /// for one digit and for zero.
     tag: usize,
     one_digit: usize,
     zero: usize,
-    /// True if counts have 32 bits, and those of objects that stay for ever have the highest of them set.
+    /// True if reference counts have 32 bits, and the highest bit marks objects that are never freed.
     immortals: bool,
 }
 
 impl<'py> Layout<'py> {
-    /// The layout of the running interpreter; `None` if it is not known.
+    /// Memory layout of the running interpreter; `None` if unknown.
     #[inline]
     pub(crate) fn of(py: Python<'py>) -> Option<Self> {
         static FACTS: PyOnceLock<Option<Facts>> = PyOnceLock::new();
@@ -238,7 +241,7 @@ impl<'py> Layout<'py> {
         Ok(Self { facts, py }.holds()?.then_some(facts))
     }
 
-    /// True if the facts hold of the interpreter, seen at examples.
+    /// Checks the assumed memory layout on examples. True if all are read correctly.
     fn holds(self) -> PyResult<bool> {
         let py = self.py;
         let numbers = [0_u64, 1, 255, 256, 257, 128_000, (1 << 30) - 1];
@@ -266,12 +269,12 @@ impl<'py> Layout<'py> {
         Ok(counted && count() == before)
     }
 
-    /// The items of a list.
+    /// Items of a list, read in place.
     ///
     /// # Safety
     ///
-    /// Nothing may change the list while the items are used: no Python code may run, and no function be called that
-    /// may run some.
+    /// Nothing may change the list while the items are used: no Python code may run, and no function may be called that
+    /// could run some.
     #[inline]
     unsafe fn items<'a>(self, list: &'a Bound<'_, PyList>) -> &'a [*mut ffi::PyObject] {
         let list = list.as_ptr().cast::<ListObject>();
@@ -285,8 +288,8 @@ impl<'py> Layout<'py> {
         }
     }
 
-    /// The items of a list that holds nothing but ints from 0 to 2^30 - 1 that `from` takes; `None` if there is anything
-    /// else in it.
+    /// Converts the items of a list of ints from 0 to 2^30 - 1; `None` if the list has any other item, or `from`
+    /// refuses one.
     pub(crate) fn ints<T>(self, list: &Bound<'_, PyList>, from: impl Fn(u64) -> Option<T>) -> Option<Vec<T>> {
         // SAFETY: below the memory of the items is read, and `from` converts numbers; we hold the GIL.
         let items = unsafe { self.items(list) };
@@ -315,8 +318,8 @@ impl<'py> Layout<'py> {
         Some(numbers)
     }
 
-    /// Makes new references to the items of a list from `start` to before `end`; fewer if the list is shorter. Makes no
-    /// object and runs nothing.
+    /// Creates new references to the items of a list from index `start` to before `end`, or to the list's end. Creates
+    /// no object and runs no Python code.
     #[cfg(feature = "trees")]
     pub(crate) fn part(self, list: &Bound<'_, PyList>, start: usize, end: usize) -> Vec<Py<PyAny>> {
         // SAFETY: counting references up runs nothing; we hold the GIL.
@@ -327,14 +330,14 @@ impl<'py> Layout<'py> {
         self.copies(unsafe { std::slice::from_raw_parts(items.as_ptr().cast(), items.len()) })
     }
 
-    /// Makes new references to objects. Makes no object and runs nothing.
+    /// Creates new references to objects. Creates no object and runs no Python code.
     pub(crate) fn copies(self, objects: &[Py<PyAny>]) -> Vec<Py<PyAny>> {
         let mut copies = Vec::new();
         self.copy(objects, &mut copies);
         copies
     }
 
-    /// Appends new references to objects. Makes no object and runs nothing.
+    /// Appends new references to objects. Creates no object and runs no Python code.
     pub(crate) fn copy(self, objects: &[Py<PyAny>], to: &mut Vec<Py<PyAny>>) {
         to.reserve(objects.len());
         for (object, place) in objects.iter().zip(to.spare_capacity_mut()) {
@@ -356,7 +359,7 @@ impl<'py> Layout<'py> {
         unsafe { to.set_len(to.len() + objects.len()) };
     }
 
-    /// Makes a list of objects.
+    /// Creates a Python list of the given objects.
     #[cfg(feature = "trees")]
     pub(crate) fn list(self, mut objects: Vec<Py<PyAny>>) -> PyResult<Bound<'py, PyList>> {
         // SAFETY: the length is not negative; the result is a new reference to a list, or null with an exception set.

@@ -1,4 +1,4 @@
-//! `kvatlas._native.RouterServer`: the router in this process. Calls wait detached from the interpreter.
+//! `kvatlas._native.RouterServer`: the router within the Python process. Calls wait detached from the interpreter.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,19 +15,20 @@ use crate::router_policy::{GuardedPolicy, learn_names};
 use crate::routing::{Names, policies};
 use crate::scalars::duration;
 
-/// The router in this process, as kvatlas.router.Router uses it: settings, engines and answers are JSON.
+/// The router within this process, for kvatlas.router.Router: settings, engines and answers are JSON.
 ///
-/// If it embeds a service, that service handles the events. Calls release the GIL while they wait.
+/// If the router embeds an index service, that service handles the events. Calls release the GIL while they wait.
 ///
 /// Args:
 ///     settings_json: The settings, a JSON object.
-///     policy: An object with choose(request, candidates) -> row; None for the policy that the settings name.
-///     keeper: A function that makes the changes of the fleet that clients ask for, until the router closes: it takes a
-///         request, JSON, and returns the answer, JSON, and is called from other threads. None to go without.
+///     policy: An object with choose(request, candidates) -> row; None for the policy named in the settings.
+///     keeper: A function that makes the changes of the fleet that clients request, called from other threads until the
+///         router closes. Its argument is a request, its return value the answer, both JSON. None if clients cannot
+///         change the fleet.
 ///
 /// Raises:
 ///     ServiceError: A setting is invalid, or the router cannot be started.
-///     PolicyError: The policy is unknown, or it has no such option.
+///     PolicyError: The policy is unknown, or has no option of a given name.
 #[pyclass(module = "kvatlas._native", frozen)]
 pub(crate) struct RouterServer {
     inner: Inner,
@@ -45,7 +46,7 @@ impl RouterServer {
     }
 }
 
-/// A keeper of the fleet in Python: a function from JSON to JSON.
+/// A Python function that changes the fleet on clients' requests, from JSON to JSON.
 struct PythonKeeper(Py<PyAny>);
 
 impl FleetKeeper for PythonKeeper {
@@ -102,21 +103,22 @@ impl RouterServer {
         self.inner.admin_address().map(|address| address.to_string())
     }
 
-    /// bool: True if this router follows events itself.
+    /// bool: True if this router receives engines' events itself.
     #[getter]
     fn follows(&self) -> bool {
         self.inner.service().is_some()
     }
 
-    /// Adds an engine. It replaces an engine of the same name.
+    /// Adds an engine. An engine of the same name is replaced.
     ///
     /// Args:
     ///     engine_json: The engine's settings, JSON.
-    ///     for_client: Whether a client adds it: then it cannot replace an engine at another URL, gets the key of all
-    ///         engines only if its settings say so, and may be one too many.
+    ///     for_client: True if a client of the router adds the engine. It then cannot replace an engine at another URL,
+    ///         gets the key of all engines only if its settings say so, and is refused beyond the maximum number of
+    ///         engines.
     ///
     /// Raises:
-    ///     ServiceError: The engine cannot be used.
+    ///     ServiceError: The engine is refused.
     #[pyo3(signature = (engine_json, for_client=false))]
     fn set_engine(&self, py: Python<'_>, engine_json: &str, for_client: bool) -> PyResult<()> {
         let set = || {
@@ -129,28 +131,28 @@ impl RouterServer {
         py.detach(set).map_err(|error| errors::router(&error))
     }
 
-    /// Removes an engine. Requests that run there go on.
+    /// Removes an engine. Requests that it is processing continue.
     ///
     /// Args:
     ///     name: The engine's name.
     ///
     /// Raises:
-    ///     ServiceError: There is no such engine.
+    ///     ServiceError: No engine has this name.
     fn remove_engine(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         py.detach(|| self.inner.remove_engine(name)).map_err(|error| errors::router(&error))
     }
 
-    /// Stops sending new requests to an engine, or resumes.
+    /// Stops sending new requests to an engine (drains it), or resumes.
     ///
-    /// The operator and discovery each have a say: an engine gets requests again when neither wants it drained.
+    /// The operator and discovery decide independently: the engine gets requests again when neither drains it.
     ///
     /// Args:
     ///     name: The engine's name.
     ///     drained: True to stop, False to resume.
-    ///     by_discovery: Whether this is what the engine's source wants, and not the operator.
+    ///     by_discovery: True for a decision of discovery, False for one of the operator.
     ///
     /// Raises:
-    ///     ServiceError: There is no such engine.
+    ///     ServiceError: No engine has this name.
     #[pyo3(signature = (name, drained, by_discovery=false))]
     fn drain_engine(&self, py: Python<'_>, name: &str, drained: bool, by_discovery: bool) -> PyResult<()> {
         let by = if by_discovery { DrainedBy::Discovery } else { DrainedBy::Operator };
@@ -165,7 +167,7 @@ impl RouterServer {
         py.detach(|| self.inner.workers().to_string())
     }
 
-    /// The last decisions, newest first.
+    /// The latest decisions of the router, newest first.
     ///
     /// Args:
     ///     limit: The maximum number of decisions.
@@ -183,7 +185,7 @@ impl RouterServer {
     ///     announced_by: Host name or address of the engine that announced the stream; None means the configuration.
     ///
     /// Returns:
-    ///     bool: Whether the stream is new.
+    ///     bool: True if the stream is new.
     ///
     /// Raises:
     ///     ServiceError: The registration is refused.
@@ -193,26 +195,26 @@ impl RouterServer {
         py.detach(|| service.register(registration_json, announced_by)).map_err(|error| errors::service(&error))
     }
 
-    /// Checks that an endpoint may be connected to, by streams.allow.
+    /// Checks that streams may connect to an endpoint, by the setting streams.allow.
     ///
     /// Args:
     ///     endpoint: The endpoint, tcp://host:port or ipc://path.
     ///     announced_by: Host name or address of the engine that announced it.
     ///
     /// Raises:
-    ///     ServiceError: It is not allowed, or is not an endpoint.
+    ///     ServiceError: The endpoint is not allowed or not valid.
     fn check_allowed(&self, endpoint: &str, announced_by: &str) -> PyResult<()> {
         self.service()?.check_allowed(endpoint, announced_by).map_err(|error| errors::service(&error))
     }
 
-    /// Ends the streams of a worker, and drops what it holds.
+    /// Ends the event streams of a worker, and drops the blocks that it holds.
     ///
     /// Args:
     ///     worker: The worker's name.
     ///     rank: Data-parallel rank; None means all.
     ///
     /// Returns:
-    ///     int: How many streams ended.
+    ///     int: The number of streams that ended.
     ///
     /// Raises:
     ///     ServiceError: The worker is not registered, or has no such rank.
@@ -228,7 +230,7 @@ impl RouterServer {
     ///     settings_json: JSON with the sections http and log.
     ///
     /// Raises:
-    ///     ConfigError: They cannot be used. All stays as it was.
+    ///     ConfigError: A setting is invalid; nothing was changed.
     fn change(&self, py: Python<'_>, settings_json: &str) -> PyResult<()> {
         py.detach(|| self.inner.change(settings_json)).map_err(|error| errors::router(&error))
     }
@@ -236,12 +238,12 @@ impl RouterServer {
     /// Reads the keys and the certificate from their files again.
     ///
     /// Raises:
-    ///     ServiceError: A file cannot be read or is invalid. What was loaded before stays in use.
+    ///     ServiceError: A file cannot be read or is invalid. The earlier keys and certificate stay in use.
     fn reload(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.inner.reload()).map_err(|error| errors::router(&error))
     }
 
-    /// Reports how far discovery is with an engine, or with a configured stream.
+    /// Reports the progress of discovery with an engine, or with a configured stream.
     ///
     /// Args:
     ///     report_json: JSON with worker, rank, url, state, code and reason.
@@ -253,7 +255,7 @@ impl RouterServer {
         py.detach(|| service.report_engine(report_json)).map_err(|error| errors::service(&error))
     }
 
-    /// Reports what is known of a source of engines.
+    /// Reports the state of a source of engines, from which discovery learns of them.
     ///
     /// Args:
     ///     report_json: JSON with source, state, code, reason, members and counts.
@@ -264,27 +266,28 @@ impl RouterServer {
         py.detach(|| self.inner.sources().report(report_json)).map_err(|error| errors::service(&error))
     }
 
-    /// Stops reporting an engine, or a configured stream.
+    /// Removes an engine, or a configured stream, from the list of engines that the router reports.
     ///
     /// Args:
     ///     worker: The worker's name.
     ///     rank: Data-parallel rank of the stream; None means an engine.
     ///
     /// Returns:
-    ///     bool: Whether it was reported.
+    ///     bool: True if it was reported before.
     #[pyo3(signature = (worker, rank=None))]
     fn forget_engine(&self, py: Python<'_>, worker: &str, rank: Option<u32>) -> PyResult<bool> {
         let service = self.service()?;
         Ok(py.detach(|| service.forget_engine(worker, rank)))
     }
 
-    /// The size that most blocks of a worker's events have, if that is not the one it is registered with.
+    /// The block size of most blocks in a worker's events, if it differs from the registered one.
     ///
     /// Args:
     ///     worker: The worker's name.
     ///
     /// Returns:
-    ///     int or None: The number of tokens in a block; None if the size is right or not known.
+    ///     int or None: The number of tokens in a block; None if the registered size is right or the size in events is
+    ///         unknown.
     fn other_block_size(&self, py: Python<'_>, worker: &str) -> Option<u32> {
         let service = self.inner.service()?;
         py.detach(|| service.other_block_size(worker))
@@ -293,65 +296,65 @@ impl RouterServer {
     /// The workers whose event streams have shown a restart of the engine since the last call.
     ///
     /// Returns:
-    ///     list[str]: Their names, each once.
+    ///     list[str]: The workers' names, each once.
     fn restarted(&self, py: Python<'_>) -> Vec<String> {
         let restarted = |service: &Follower| service.restarted().iter().map(ToString::to_string).collect();
         self.inner.service().map_or_else(Vec::new, |service| py.detach(|| restarted(service)))
     }
 
-    /// Numbers of tokens that are lost with each worker, as no other worker has their blocks. About, not exactly.
+    /// Approximate number of cached tokens that only one worker holds, for each worker: these would be lost with it.
     ///
     /// Returns:
-    ///     str: JSON with a number by worker; workers that are not trusted are left out.
+    ///     str: JSON with a number by worker; workers whose holdings are uncertain are left out.
     ///
     /// Raises:
-    ///     ServiceError: They cannot be counted, or this router follows no events.
+    ///     ServiceError: The tokens cannot be counted, or this router receives no events.
     fn sole_tokens(&self, py: Python<'_>) -> PyResult<String> {
         let service = self.service()?;
         let count = || service.sole_tokens().map(|found| serde_json::json!(found).to_string());
         py.detach(count).map_err(|error| errors::service(&error))
     }
 
-    /// Replaces the objectives of a cluster: requests that name one have its priority.
+    /// Replaces the objectives of a cluster, which give priorities to the requests that name them.
     ///
     /// Args:
     ///     priorities_json: JSON with the priorities of all objectives by name.
     ///
     /// Raises:
-    ///     ServiceError: They cannot be read.
+    ///     ServiceError: The JSON is invalid.
     fn set_objectives(&self, py: Python<'_>, priorities_json: &str) -> PyResult<()> {
         py.detach(|| self.inner.set_objectives(priorities_json)).map_err(|error| errors::router(&error))
     }
 
-    /// The engines and configured streams that discovery follows.
+    /// The engines and configured streams that discovery watches.
     ///
     /// Returns:
-    ///     str: The answer of the service's GET /engines, JSON; an empty list without one.
+    ///     str: The answer of the service's GET /engines, JSON; an empty list without a service.
     fn engines(&self, py: Python<'_>) -> String {
         let engines = |service: &Follower| py.detach(|| service.engines().to_string());
         self.inner.service().map_or_else(|| "[]".to_owned(), engines)
     }
 
-    /// The workers whose events are followed, and their streams.
+    /// The workers whose events the router receives, and their streams.
     ///
     /// Returns:
-    ///     str: The answer of the service's GET /workers, JSON; an empty list without one.
+    ///     str: The answer of the service's GET /workers, JSON; an empty list without a service.
     fn workers(&self, py: Python<'_>) -> String {
         let workers = |service: &Follower| py.detach(|| service.workers().to_string());
         self.inner.service().map_or_else(|| "[]".to_owned(), workers)
     }
 
-    /// Loads the snapshot of another service, which the streams have waited for.
+    /// Loads the snapshot of another service, for which the streams have waited.
     ///
     /// Args:
-    ///     file: The file that it is in.
-    ///     url: Where it is from.
+    ///     file: The snapshot's file.
+    ///     url: The URL from which it was fetched.
     ///
     /// Returns:
-    ///     int: How many streams are in it.
+    ///     int: The number of streams in the snapshot.
     ///
     /// Raises:
-    ///     ServiceError: It cannot be used; the streams begin without it.
+    ///     ServiceError: The snapshot cannot be used; the streams begin without it.
     fn load_snapshot(&self, py: Python<'_>, file: PathBuf, url: &str) -> PyResult<u64> {
         let service = self.service()?;
         py.detach(|| service.load_snapshot(&file, url)).map_err(|error| errors::service(&error))
@@ -360,7 +363,7 @@ impl RouterServer {
     /// Lets the streams begin without the snapshot of another service.
     ///
     /// Args:
-    ///     why: Why there is none.
+    ///     why: The reason why there is no snapshot; None without a reason.
     #[pyo3(signature = (why=None))]
     fn no_snapshot(&self, py: Python<'_>, why: Option<&str>) -> PyResult<()> {
         let service = self.service()?;
@@ -368,10 +371,10 @@ impl RouterServer {
         Ok(())
     }
 
-    /// Returns what is not ready yet.
+    /// Returns the reasons why the router is not ready yet.
     ///
     /// Returns:
-    ///     str or None: What the router waits for, JSON; None if it is ready.
+    ///     str or None: The reasons, JSON; None if the router is ready.
     fn ready(&self, py: Python<'_>) -> Option<String> {
         py.detach(|| {
             let router = self.inner.waiting();
@@ -386,19 +389,20 @@ impl RouterServer {
     ///     hold: The reason's name.
     ///
     /// Returns:
-    ///     bool: Whether the router waited for it.
+    ///     bool: True if the router was waiting for this reason.
     fn release(&self, hold: &str) -> bool {
         self.inner.service().is_some_and(|service| service.fleet().release(hold))
     }
 
-    /// Reports not ready from now on, while requests are still answered.
+    /// Reports "not ready" from now on, while requests are still answered.
     fn leave(&self) {
         self.inner.leave();
     }
 
-    /// Reports not ready, goes on for a delay, then accepts no more connections, finishes open requests, and closes.
+    /// Reports "not ready", continues for a delay, then accepts no more connections, finishes open requests, and
+    /// closes.
     ///
-    /// Draining again does nothing.
+    /// Further calls do nothing.
     ///
     /// Args:
     ///     timeout: Time limit in seconds for open requests, at least 0.
@@ -415,7 +419,7 @@ impl RouterServer {
         Ok(py.detach(|| self.inner.drain(timeout, delay)))
     }
 
-    /// Closes at once. Closing again does nothing.
+    /// Closes the router at once. Further calls do nothing.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.inner.drain(Duration::ZERO, Duration::ZERO));
     }
@@ -423,20 +427,20 @@ impl RouterServer {
 
 /// Takes over the listening sockets that this process was started with (LISTEN_FDS).
 ///
-/// Services and routers that start later listen with those at their addresses.
+/// Services and routers started later use the sockets whose addresses are theirs.
 ///
 /// Returns:
 ///     list[str]: The sockets' addresses.
 ///
 /// Raises:
-///     ServiceError: One of them cannot be used.
+///     ServiceError: One of the sockets cannot be used.
 #[pyfunction]
 pub(crate) fn adopt_sockets() -> PyResult<Vec<String>> {
     let addresses = inherited::adopt().map_err(|error| errors::router(&error.into()))?;
     Ok(addresses.iter().map(ToString::to_string).collect())
 }
 
-/// The addresses of the sockets taken over by adopt_sockets with which nothing listens.
+/// The addresses of the sockets taken over by adopt_sockets that no server has used.
 ///
 /// Returns:
 ///     list[str]: The addresses.
@@ -445,17 +449,17 @@ pub(crate) fn unused_sockets() -> Vec<String> {
     inherited::unused().iter().map(ToString::to_string).collect()
 }
 
-/// The tokens that the router makes of a request, before an engine of a kind and version.
+/// The tokens of a request's prompt, as the router computes them for a kind and version of engine.
 ///
 /// Args:
 ///     tokenizer: The directory with tokenizer.json.
 ///     kind: "vllm" or "sglang".
-///     version: The engine's version; "" if it is not known.
+///     version: The engine's version; "" if unknown.
 ///     path: The request's path.
 ///     body: The request's body.
 ///
 /// Raises:
-///     ServiceError: The tokenizer cannot be read, or the request has no tokens here, or not all of them.
+///     ServiceError: The tokenizer cannot be read, or the request's tokens cannot all be computed.
 #[pyfunction]
 #[pyo3(signature = (tokenizer, kind, version, path, body, /))]
 pub(crate) fn prompt_tokens(

@@ -1,7 +1,7 @@
-//! A user's policy inside the router: a Python object, with a policy to fall back on.
+//! A user's policy inside the router: a Python object, with a built-in policy as its fallback.
 //!
-//! A policy that raises must not cost its requests: they go to the engine with the least to compute, and the failure is
-//! logged once for each kind of it.
+//! A policy that raises an error must not fail its requests: they go to the engine with the fewest tokens to compute,
+//! and each kind of failure is logged once.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 
 use crate::routing::{Failure, Names, PythonPolicy};
 
-/// Number of kinds of failures that are logged, at most.
+/// Maximum number of kinds of failures that are logged.
 const MOST_TOLD: usize = 32;
 
 pub(crate) struct GuardedPolicy {
@@ -23,14 +23,15 @@ pub(crate) struct GuardedPolicy {
 }
 
 impl GuardedPolicy {
-    /// Guards a policy. `names` has name and rank of each worker by its number, as far as they are known.
+    /// Wraps a Python policy. `names`: name and rank of each worker by its number, as far as known.
     pub(crate) fn new(policy: &Bound<'_, PyAny>, names: Names) -> PyResult<Self> {
         let name = policy.get_type().name()?.to_string();
         let failure: Failure = Arc::default();
         Ok(Self { policy: PythonPolicy::new(&name, policy, failure.clone(), names)?, failure, told: HashSet::new() })
     }
 
-    /// Logs what went wrong in the policy's code since this was last called, and what that led to. False: nothing did.
+    /// Logs the failure of the policy's code since the last call, with its consequence `so`. Returns false if there was
+    /// no failure.
     fn failed(&mut self, so: &str) -> bool {
         let failure = self.failure.lock().take();
         if let Some(error) = &failure {
@@ -52,14 +53,14 @@ impl GuardedPolicy {
     }
 }
 
-/// An error's words without the addresses of objects, which are others at each failure.
+/// Text of an error without the addresses of objects, which differ at each failure.
 fn without_addresses(words: &str) -> String {
     let mut parts = words.split("0x");
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |kind, part| kind + part.trim_start_matches(|digit: char| digit.is_ascii_hexdigit()))
 }
 
-/// Logs the message, with the traceback of the error if it happened in Python.
+/// Logs a message, with the traceback of the error if it was raised in Python.
 fn log(py: Python<'_>, message: &str, error: &PyErr) -> PyResult<()> {
     let logger = py.import("logging")?.call_method1("getLogger", ("kvatlas.router",))?;
     let more = PyDict::new(py);
@@ -108,7 +109,7 @@ impl Policy for GuardedPolicy {
     }
 }
 
-/// Learns the names of workers by number from what the router says of its engines.
+/// Reads the names of workers by number from the router's list of workers.
 pub(crate) fn learn_names(names: &Mutex<Vec<(String, u32)>>, workers: &serde_json::Value) {
     let mut names = names.lock();
     for worker in workers.as_array().into_iter().flatten() {

@@ -1,4 +1,5 @@
-//! Single values: worker, rank, tier, names, sizes, block hashes. Each error says what was given and what is wanted.
+//! Conversion of single arguments: worker, rank, tier, names, sizes, block hashes. Each error says what was given and
+//! what is expected.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -12,7 +13,8 @@ use pyo3::types::{PyBool, PyBytes, PyInt, PyString};
 
 use crate::errors;
 
-/// The type of a value, with element type and shape if it is an array: `float`, `numpy.ndarray of float64, shape (3,)`.
+/// Describes the type of a value, with element type and shape if it is an array: `float`, `numpy.ndarray of float64,
+/// shape (3,)`.
 pub(crate) fn describe(value: &Bound<'_, PyAny>) -> String {
     let name = value.get_type().fully_qualified_name().map_or_else(|_| "an object".to_owned(), |name| name.to_string());
     match (value.getattr(intern!(value.py(), "dtype")), value.getattr(intern!(value.py(), "shape"))) {
@@ -21,13 +23,13 @@ pub(crate) fn describe(value: &Bound<'_, PyAny>) -> String {
     }
 }
 
-/// A number of seconds from 0 on.
+/// Converts a number of seconds, at least 0, to a duration. `name`: the argument's name for errors.
 pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
     let wanted = || errors::argument("out_of_range", &format!("{name} must be a number of seconds from 0 on"));
     Duration::try_from_secs_f64(seconds).map_err(|_| wanted())
 }
 
-/// An integer as Python's own `int`; booleans, floats and everything else that only looks like one are refused.
+/// Converts an integer to Python's own `int`; booleans, floats and other types are refused.
 pub(crate) fn int<'py>(value: &Bound<'py, PyAny>, what: impl Fn() -> String) -> PyResult<Bound<'py, PyInt>> {
     if value.is_exact_instance_of::<PyInt>() {
         return Ok(value.cast::<PyInt>()?.clone());
@@ -36,23 +38,23 @@ pub(crate) fn int<'py>(value: &Bound<'py, PyAny>, what: impl Fn() -> String) -> 
     index.ok_or_else(|| errors::wrong_type(&format!("{} must be an int, got {}", what(), describe(value))))
 }
 
-/// `operator.index(value)`, for NumPy's integers and the like.
+/// Python's `operator.index(value)`, which converts NumPy's integers and similar types.
 fn index<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyInt>> {
     let index = value.call_method0(intern!(value.py(), "__index__")).ok()?;
     index.cast_into::<PyInt>().ok()
 }
 
-/// A worker's name.
+/// Reads an argument that is a worker's name.
 pub(crate) fn worker<'a>(value: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     string(value, "worker")
 }
 
-/// A LoRA or salt name.
+/// Reads an optional string argument, such as the name of a LoRA adapter or a salt.
 pub(crate) fn optional_string<'a>(value: Option<&'a Bound<'_, PyAny>>, what: &str) -> PyResult<Option<&'a str>> {
     value.map(|value| string(value, what)).transpose()
 }
 
-/// A string that has a UTF-8 form.
+/// Reads a string that can be encoded as UTF-8.
 pub(crate) fn string<'a>(value: &'a Bound<'_, PyAny>, what: &str) -> PyResult<&'a str> {
     let value = value
         .cast::<PyString>()
@@ -60,8 +62,8 @@ pub(crate) fn string<'a>(value: &'a Bound<'_, PyAny>, what: &str) -> PyResult<&'
     value.to_str().map_err(|_| errors::argument("invalid_string", &format!("{what} contains a lone surrogate")))
 }
 
-/// Defines arguments with a default other than `None`: a type of their own lets PyO3 fill the default in, and refuse
-/// `None`.
+/// Defines types of arguments with a default other than `None`: a separate type lets PyO3 fill in the default, and
+/// refuse `None`.
 macro_rules! argument {
     ($($(#[$doc:meta])* $name:ident($type:ty) = $convert:expr;)*) => {$(
         $(#[$doc])*
@@ -80,24 +82,24 @@ macro_rules! argument {
 pub(crate) use argument;
 
 argument! {
-    /// A data-parallel rank.
+    /// Argument `rank`: a data-parallel rank.
     Rank(u32) = rank;
-    /// A tier by its name.
+    /// Argument `tier`: a tier by its name.
     TierName(Tier) = tier;
-    /// The number of tokens in a block.
+    /// Argument `block_size`: number of tokens in a block, at least 1.
     BlockSize(u32) = block_size;
-    /// True if copies count.
+    /// Argument `count_copies`: true if a block announced several times counts as several copies.
     Flag(bool) = |value| flag(value, "count_copies");
-    /// The greatest number of workers.
+    /// Argument `top_k`: maximum number of workers returned.
     TopK(usize) = |value| count(value, "top_k");
 }
 
-/// A data-parallel rank.
+/// Converts a data-parallel rank.
 pub(crate) fn rank(value: &Bound<'_, PyAny>) -> PyResult<u32> {
     within(value, "rank", 0..=u32::MAX)
 }
 
-/// An integer of this range.
+/// Converts an integer that must lie within a range. `what`: the argument's name for errors.
 pub(crate) fn within<T>(value: &Bound<'_, PyAny>, what: &str, range: RangeInclusive<T>) -> PyResult<T>
 where
     T: for<'a, 'py> FromPyObject<'a, 'py> + PartialOrd + Display,
@@ -112,7 +114,8 @@ where
     }
 }
 
-/// A finite number that `accepts` takes, which `wanted` describes.
+/// Converts a finite number that `accepts` approves. `what`: the argument's name, `wanted`: a description of the
+/// accepted numbers, both for errors.
 pub(crate) fn number(
     value: &Bound<'_, PyAny>,
     what: &str,
@@ -130,12 +133,12 @@ pub(crate) fn number(
     }
 }
 
-/// The name of a tier.
+/// Converts the name of a tier.
 pub(crate) fn tier(value: &Bound<'_, PyAny>) -> PyResult<Tier> {
     string(value, "tier")?.parse().map_err(|error| errors::index(&error))
 }
 
-/// The number of tokens in a block.
+/// Converts a number of tokens per block, at least 1.
 fn block_size(value: &Bound<'_, PyAny>) -> PyResult<u32> {
     let value = int(value, || "block_size".to_owned())?;
     match value.extract::<u32>() {
@@ -147,7 +150,7 @@ fn block_size(value: &Bound<'_, PyAny>) -> PyResult<u32> {
     }
 }
 
-/// A number of things, at least 0; more than fit into memory is as good as all.
+/// Converts a count, at least 0. A count too large for memory becomes the largest possible one.
 fn count(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
     let value = int(value, || what.to_owned())?;
     if value.lt(0)? {
@@ -156,7 +159,7 @@ fn count(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
     Ok(value.extract().unwrap_or(usize::MAX))
 }
 
-/// `True` or `False`, and nothing that is merely true or false.
+/// Converts `True` or `False`; other values that Python treats as true or false are refused.
 pub(crate) fn flag(value: &Bound<'_, PyAny>, what: &str) -> PyResult<bool> {
     let value = value
         .cast::<PyBool>()
@@ -164,7 +167,7 @@ pub(crate) fn flag(value: &Bound<'_, PyAny>, what: &str) -> PyResult<bool> {
     Ok(value.is_true())
 }
 
-/// An engine's name of a block: an int of any width and sign, or bytes.
+/// Converts an engine's block hash: an int of any width and sign, or bytes.
 pub(crate) fn block_hash(value: &Bound<'_, PyAny>, what: impl Fn() -> String) -> PyResult<BlockHash> {
     if let Ok(digest) = value.cast::<PyBytes>() {
         return Ok(BlockHash::from_bytes(digest.as_bytes()));
@@ -180,7 +183,7 @@ pub(crate) fn block_hash(value: &Bound<'_, PyAny>, what: impl Fn() -> String) ->
     wide(&name)
 }
 
-/// A name that does not fit 64 bits, by the shortest two's complement that has room for its sign.
+/// Converts a block hash that does not fit in 64 bits, as the shortest two's complement that includes its sign.
 fn wide(name: &Bound<'_, PyInt>) -> PyResult<BlockHash> {
     let py = name.py();
     let magnitude = if name.lt(0)? { name.call_method0(intern!(py, "__invert__"))? } else { name.clone().into_any() };
@@ -191,12 +194,12 @@ fn wide(name: &Bound<'_, PyInt>) -> PyResult<BlockHash> {
     Ok(BlockHash::from_bytes(bytes.cast::<PyBytes>()?.as_bytes()))
 }
 
-/// The names of `among`.
+/// Reads the argument `among`, an iterable of names.
 pub(crate) fn names(among: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     strings(among, "among")
 }
 
-/// Reads an iterable of strings; `what` names it in errors.
+/// Reads an iterable of strings. `what`: the argument's name for errors.
 pub(crate) fn strings(list: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<String>> {
     let wanted = || errors::wrong_type(&format!("{what} must be an iterable of str, got {}", describe(list)));
     if list.is_instance_of::<PyString>() {

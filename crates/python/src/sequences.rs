@@ -1,4 +1,5 @@
-//! Sequences of numbers: tokens, content hashes, block hashes. Arrays are read in place, lists item by item.
+//! Conversion of sequences of numbers: tokens, content hashes, block hashes. Arrays are read in place, lists item by
+//! item.
 
 use std::fmt::Display;
 
@@ -15,7 +16,7 @@ const CONTENT: &str = "content_hashes";
 const NAMES: &str = "block_hashes";
 const TOKENS: &str = "tokens";
 
-/// Content hashes, where the caller has them or copied.
+/// Content hashes, read in place from the caller's array or copied from a list.
 pub(crate) enum Contents {
     Array(Array<u64>),
     Items(Vec<u64>),
@@ -30,7 +31,7 @@ impl Contents {
     }
 }
 
-/// Content hashes from an array of `uint64` or a sequence of ints.
+/// Reads content hashes from an array of `uint64` or a sequence of ints.
 pub(crate) fn contents(object: &Bound<'_, PyAny>) -> PyResult<Contents> {
     if let Some(items) = plain_list(object, Some, |_| None) {
         return Ok(Contents::Items(items));
@@ -48,7 +49,7 @@ pub(crate) fn contents(object: &Bound<'_, PyAny>) -> PyResult<Contents> {
     }
 }
 
-/// Block hashes from an array of integers or a sequence of ints or bytes.
+/// Reads block hashes from an array of integers or a sequence of ints or bytes.
 pub(crate) fn names(object: &Bound<'_, PyAny>) -> PyResult<Vec<BlockHash>> {
     if let Some(items) = plain_list(object, |name| Some(BlockHash(name)), |name| Some(BlockHash::from_i64(name))) {
         return Ok(items);
@@ -66,7 +67,7 @@ pub(crate) fn names(object: &Bound<'_, PyAny>) -> PyResult<Vec<BlockHash>> {
     }
 }
 
-/// Tokens, where the caller has them or copied.
+/// Token ids, read in place from the caller's array or copied from a list.
 pub(crate) enum Tokens {
     Unsigned(Array<u32>),
     Signed(Array<i32>),
@@ -85,7 +86,7 @@ impl Tokens {
     }
 }
 
-/// Tokens from an array of 32 or 64-bit integers, the bytes of little-endian `uint32`s, or a sequence of ints.
+/// Reads tokens from an array of 32 or 64-bit integers, the bytes of little-endian `uint32`s, or a sequence of ints.
 pub(crate) fn tokens(object: &Bound<'_, PyAny>) -> PyResult<Tokens> {
     if let Some(items) = plain_list(object, |token| token.try_into().ok(), |_| None) {
         return Ok(Tokens::Items(items));
@@ -116,7 +117,7 @@ pub(crate) fn tokens(object: &Bound<'_, PyAny>) -> PyResult<Tokens> {
     }
 }
 
-/// Bytes of our own, from anything that has them in one piece.
+/// Copies bytes from any object with a contiguous buffer of bytes.
 pub(crate) fn bytes(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u8>> {
     if let Ok(bytes) = object.cast::<PyBytes>() {
         return Ok(bytes.as_bytes().to_vec());
@@ -127,13 +128,14 @@ pub(crate) fn bytes(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u8>> 
     }
 }
 
-/// Tokens out of 64-bit integers. All bits are looked at in one pass without branches, which vectorizes.
+/// Converts 64-bit integers to tokens. All bits are checked in one pass without branches, which the compiler
+/// vectorizes.
 fn narrow<T: Copy + Display + TryInto<u32>>(array: &[T], bits: impl Fn(T) -> u64) -> PyResult<Tokens> {
     in_range(array, array.iter().fold(0, |all, &token| all | bits(token)) <= u32::MAX.into())?;
     Ok(Tokens::Items(array.iter().map(|&token| bits(token) as u32).collect()))
 }
 
-/// Names the first item that is no token if there is one.
+/// Returns an error that names the first item which is not a valid token; no error if `all` is true.
 fn in_range<T: Copy + Display + TryInto<u32>>(array: &[T], all: bool) -> PyResult<()> {
     if all {
         return Ok(());
@@ -154,7 +156,8 @@ fn from_bytes(bytes: Array<u8>) -> PyResult<Tokens> {
     Ok(Tokens::Items(tokens.iter().map(|&token| u32::from_le_bytes(token)).collect()))
 }
 
-/// Reads the usual list the quick way. Whatever is not one, or not right, takes the slow way and its careful errors.
+/// Reads a list of plain ints the fast way. `None` for any other object or item, which the slower conversion then
+/// handles with detailed errors.
 fn plain_list<T>(
     object: &Bound<'_, PyAny>,
     from: impl Fn(u64) -> Option<T>,
@@ -163,7 +166,7 @@ fn plain_list<T>(
     plain_ints(object.cast::<PyList>().ok()?, from, from_negative)
 }
 
-/// Each item of a list, tuple or other iterable, converted.
+/// Converts each item of a list, tuple or other iterable.
 fn items<T>(object: &Bound<'_, PyAny>, convert: impl Fn(usize, &Bound<'_, PyAny>) -> PyResult<T>) -> PyResult<Vec<T>> {
     if let Ok(list) = object.cast::<PyList>() {
         return list.iter().enumerate().map(|(at, item)| convert(at, &item)).collect();

@@ -1,4 +1,4 @@
-//! `kvatlas._native.Service`: the service in this process. Calls wait detached from the interpreter.
+//! `kvatlas._native.Service`: the index service within the Python process. Calls wait detached from the interpreter.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use pyo3::types::PyBytes;
 use crate::errors;
 use crate::scalars::duration;
 
-/// A digest with its model, routing group, and block size in tokens.
+/// Digest of a site with its model, routing group, and block size in tokens.
 type SiteDigest<'py> = (String, String, u32, Bound<'py, PyBytes>);
 
-/// The service in this process, as kvatlas.Service uses it: settings, registrations and answers are JSON.
+/// The index service within this process, for kvatlas.Service: settings, registrations and answers are JSON.
 ///
 /// Calls release the GIL while they wait.
 ///
@@ -57,7 +57,7 @@ impl Service {
     ///     announced_by: Host name or address of the engine that announced the stream; None means the configuration.
     ///
     /// Returns:
-    ///     bool: Whether the stream is new.
+    ///     bool: True if the stream is new.
     ///
     /// Raises:
     ///     ServiceError: The registration is refused.
@@ -67,14 +67,14 @@ impl Service {
             .map_err(|error| errors::service(&error))
     }
 
-    /// Checks that an endpoint may be connected to, by streams.allow.
+    /// Checks that streams may connect to an endpoint, by the setting streams.allow.
     ///
     /// Args:
     ///     endpoint: The endpoint, tcp://host:port or ipc://path.
     ///     announced_by: Host name or address of the engine that announced it.
     ///
     /// Raises:
-    ///     ServiceError: It is not allowed, or is not an endpoint.
+    ///     ServiceError: The endpoint is not allowed or not valid.
     fn check_allowed(&self, endpoint: &str, announced_by: &str) -> PyResult<()> {
         self.inner.follower().check_allowed(endpoint, announced_by).map_err(|error| errors::service(&error))
     }
@@ -85,7 +85,7 @@ impl Service {
     ///     settings_json: JSON with the sections http and log.
     ///
     /// Raises:
-    ///     ServiceError: They cannot be used. All stays as it was.
+    ///     ServiceError: A setting is invalid; nothing was changed.
     fn change(&self, py: Python<'_>, settings_json: &str) -> PyResult<()> {
         py.detach(|| self.inner.change(settings_json)).map_err(|error| errors::service(&error))
     }
@@ -93,19 +93,19 @@ impl Service {
     /// Reads the keys and the certificate from their files again.
     ///
     /// Raises:
-    ///     ServiceError: A file cannot be read or is invalid. What was loaded before stays in use.
+    ///     ServiceError: A file cannot be read or is invalid. The earlier keys and certificate stay in use.
     fn reload(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.inner.reload()).map_err(|error| errors::service(&error))
     }
 
-    /// Ends the streams of a worker, and drops what it holds.
+    /// Ends the event streams of a worker, and drops the blocks that it holds.
     ///
     /// Args:
     ///     worker: The worker's name.
     ///     rank: Data-parallel rank; None means all.
     ///
     /// Returns:
-    ///     int: How many streams ended.
+    ///     int: The number of streams that ended.
     ///
     /// Raises:
     ///     ServiceError: The worker is not registered, or has no such rank.
@@ -114,7 +114,7 @@ impl Service {
         py.detach(|| self.inner.follower().unregister(worker, rank)).map_err(|error| errors::service(&error))
     }
 
-    /// Reports how far discovery is with an engine, or with a configured stream.
+    /// Reports the progress of discovery with an engine, or with a configured stream.
     ///
     /// Args:
     ///     report_json: JSON with worker, rank, url, state, code and reason.
@@ -125,7 +125,7 @@ impl Service {
         py.detach(|| self.inner.follower().report_engine(report_json)).map_err(|error| errors::service(&error))
     }
 
-    /// Reports what is known of a source of engines.
+    /// Reports the state of a source of engines, from which discovery learns of them.
     ///
     /// Args:
     ///     report_json: JSON with source, state, code, reason, members and counts.
@@ -143,19 +143,20 @@ impl Service {
     ///     rank: Data-parallel rank of the stream; None means an engine.
     ///
     /// Returns:
-    ///     bool: Whether it was reported.
+    ///     bool: True if it was reported before.
     #[pyo3(signature = (worker, rank=None))]
     fn forget_engine(&self, py: Python<'_>, worker: &str, rank: Option<u32>) -> bool {
         py.detach(|| self.inner.follower().forget_engine(worker, rank))
     }
 
-    /// The size that most blocks of a worker's events have, if that is not the one it is registered with.
+    /// The block size of most blocks in a worker's events, if it differs from the registered one.
     ///
     /// Args:
     ///     worker: The worker's name.
     ///
     /// Returns:
-    ///     int or None: The number of tokens in a block; None if the size is right or not known.
+    ///     int or None: The number of tokens in a block; None if the registered size is right or the size in events is
+    ///         unknown.
     fn other_block_size(&self, py: Python<'_>, worker: &str) -> Option<u32> {
         py.detach(|| self.inner.follower().other_block_size(worker))
     }
@@ -163,12 +164,12 @@ impl Service {
     /// The workers whose event streams have shown a restart of the engine since the last call.
     ///
     /// Returns:
-    ///     list[str]: Their names, each once.
+    ///     list[str]: The workers' names, each once.
     fn restarted(&self, py: Python<'_>) -> Vec<String> {
         py.detach(|| self.inner.follower().restarted().iter().map(ToString::to_string).collect())
     }
 
-    /// The engines and configured streams that discovery follows.
+    /// The engines and configured streams that discovery watches.
     ///
     /// Returns:
     ///     str: The answer of GET /engines, JSON.
@@ -184,10 +185,10 @@ impl Service {
         py.detach(|| self.inner.follower().workers().to_string())
     }
 
-    /// Returns what is not ready yet.
+    /// Returns the reasons why the service is not ready yet.
     ///
     /// Returns:
-    ///     str or None: What the service waits for, JSON; None if it is ready.
+    ///     str or None: The reasons, JSON; None if the service is ready.
     fn ready(&self, py: Python<'_>) -> Option<String> {
         py.detach(|| self.inner.follower().waiting().map(|waiting| waiting.to_string()))
     }
@@ -198,22 +199,22 @@ impl Service {
     ///     hold: The reason's name.
     ///
     /// Returns:
-    ///     bool: Whether the service waited for it.
+    ///     bool: True if the service was waiting for this reason.
     fn release(&self, hold: &str) -> bool {
         self.inner.follower().fleet().release(hold)
     }
 
-    /// Loads the snapshot of another service, which the streams have waited for.
+    /// Loads the snapshot of another service, for which the streams have waited.
     ///
     /// Args:
-    ///     file: The file that it is in.
-    ///     url: Where it is from.
+    ///     file: The snapshot's file.
+    ///     url: The URL from which it was fetched.
     ///
     /// Returns:
-    ///     int: How many streams are in it.
+    ///     int: The number of streams in the snapshot.
     ///
     /// Raises:
-    ///     ServiceError: It cannot be used; the streams begin without it.
+    ///     ServiceError: The snapshot cannot be used; the streams begin without it.
     fn load_snapshot(&self, py: Python<'_>, file: PathBuf, url: &str) -> PyResult<u64> {
         py.detach(|| self.inner.follower().load_snapshot(&file, url)).map_err(|error| errors::service(&error))
     }
@@ -221,23 +222,23 @@ impl Service {
     /// Lets the streams begin without the snapshot of another service.
     ///
     /// Args:
-    ///     why: Why there is none.
+    ///     why: The reason why there is no snapshot; None without a reason.
     #[pyo3(signature = (why=None))]
     fn no_snapshot(&self, py: Python<'_>, why: Option<&str>) {
         py.detach(|| self.inner.follower().no_snapshot(why));
     }
 
-    /// Makes digests of what has changed in each keyspace since the last call, for the service above many sites.
+    /// Makes a digest of the changes in each keyspace since the last call, for the index above many sites.
     ///
     /// Args:
     ///     site: The name of this site.
-    ///     whole: Keyspaces of which all is wanted: pairs of model and routing group.
+    ///     whole: Keyspaces whose whole contents are wanted: pairs of model and routing group.
     ///
     /// Returns:
     ///     list of tuples: model, routing group, block size in tokens, and the digest as bytes.
     ///
     /// Raises:
-    ///     ServiceError: The site cannot be called so.
+    ///     ServiceError: The site's name is invalid.
     #[pyo3(signature = (site, whole=Vec::new()))]
     #[pyo3(text_signature = "($self, site, whole=())")]
     fn site_digests<'py>(
@@ -252,27 +253,28 @@ impl Service {
         Ok(digests.into_iter().map(tuple).collect())
     }
 
-    /// Numbers of tokens that are lost with each worker, as no other worker has their blocks. About, not exactly.
+    /// Approximate number of cached tokens that only one worker holds, for each worker: these would be lost with it.
     ///
     /// Returns:
-    ///     str: JSON with a number by worker; workers that are not trusted are left out.
+    ///     str: JSON with a number by worker; workers whose holdings are uncertain are left out.
     ///
     /// Raises:
-    ///     ServiceError: They cannot be counted.
+    ///     ServiceError: The tokens cannot be counted.
     fn sole_tokens(&self, py: Python<'_>) -> PyResult<String> {
         let service = self.inner.follower();
         let count = || service.sole_tokens().map(|found| serde_json::json!(found).to_string());
         py.detach(count).map_err(|error| errors::service(&error))
     }
 
-    /// Reports not ready from now on, while requests are still answered.
+    /// Reports "not ready" from now on, while requests are still answered.
     fn leave(&self) {
         self.inner.follower().leave();
     }
 
-    /// Reports not ready, goes on for a delay, then accepts no more connections, finishes open requests, and closes.
+    /// Reports "not ready", continues for a delay, then accepts no more connections, finishes open requests, and
+    /// closes.
     ///
-    /// Draining again does nothing.
+    /// Further calls do nothing.
     ///
     /// Args:
     ///     timeout: Time limit in seconds for open requests, at least 0.
@@ -289,7 +291,7 @@ impl Service {
         Ok(py.detach(|| self.inner.drain(timeout, delay)))
     }
 
-    /// Closes at once. Closing again does nothing.
+    /// Closes the service at once. Further calls do nothing.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.inner.drain(Duration::ZERO, Duration::ZERO));
     }
@@ -298,14 +300,14 @@ impl Service {
 /// Compares two snapshots of services, block by block.
 ///
 /// Args:
-///     a: The file of one.
-///     b: The file of the other.
+///     a: The file of one snapshot.
+///     b: The file of the other snapshot.
 ///
 /// Returns:
-///     str: A JSON list with what they have of each rank, and in what they differ.
+///     str: A JSON list with the blocks of each rank in both snapshots, and their differences.
 ///
 /// Raises:
-///     ServiceError: One of them cannot be read.
+///     ServiceError: A file cannot be read.
 #[pyfunction]
 pub(crate) fn compare_snapshots(py: Python<'_>, a: PathBuf, b: PathBuf) -> PyResult<String> {
     let compared = py.detach(|| {

@@ -1,4 +1,5 @@
-//! `SitePublisher`, `Sites` and `SitesMatch`: digests of sites' indexes, and the sparse index above them.
+//! `SitePublisher`, `Sites` and `SitesMatch`: digests (sparse summaries) of the indexes of sites, and the index made
+//! from them.
 
 use std::time::{Duration, Instant};
 
@@ -25,17 +26,18 @@ fn seconds(value: f64, what: &str) -> PyResult<Duration> {
 
 /// Makes the digests of one site's index, for a `Sites`.
 ///
-/// A digest says for which prefixes some rank of the site holds all blocks on its device, at every grain-th block. It
-/// is a set, published as what came and went.
+/// A digest lists the prefixes, at every grain-th block of a chain, whose blocks are all on the device of some rank of
+/// the site. Each digest after the first contains only the prefixes added and removed.
 ///
 /// Args:
 ///     site: The site's name, 1 to 256 bytes in UTF-8.
-///     grain: Blocks between two marks of a chain, at least 1. The same for all sites.
-///     life: A number that no earlier publisher of the same name had; the system's time in nanoseconds if not given.
+///     grain: Number of blocks between two marks (prefix hashes in the digest) of a chain, at least 1; the same for all
+///         sites.
+///     life: A number that no earlier publisher of the same name had; None for the system's time in nanoseconds.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     InvalidArgumentError: A name or a grain that cannot be used.
+///     InvalidArgumentError: The name or the grain is invalid.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct SitePublisher {
     core: Mutex<Publisher>,
@@ -60,54 +62,55 @@ impl SitePublisher {
         Ok(Self { core: Mutex::new(core) })
     }
 
-    /// Takes in what has changed in the site's index. Ranks that have changed are copied, in slices of less than a
-    /// millisecond between which the index can be changed.
+    /// Reads the changes of the site's index. Changed ranks are copied, in slices of less than a millisecond between
+    /// which the index can be changed.
     ///
     /// Args:
-    ///     index: The BlockIndex, always the same.
+    ///     index: The site's BlockIndex, the same at every call.
     ///
     /// Returns:
-    ///     tuple of int and int: the ranks of the index, and how many of them were copied.
+    ///     tuple of int and int: the number of ranks in the index, and the number of ranks copied.
     fn look(&self, py: Python<'_>, index: &Bound<'_, BlockIndex>) -> (usize, usize) {
         let core = index.get().shared();
         let looked = py.detach(|| self.with(|publisher| publisher.look(&core, |_, _| true, || {})));
         (looked.ranks, looked.copied)
     }
 
-    /// Makes the next digest, of what has changed since the last. Without changes, it says that the site is
-    /// there.
+    /// Makes the next digest, of the changes since the last one. Without changes, the digest shows that the site is
+    /// alive.
     fn delta<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &py.detach(|| self.with(Publisher::delta).encode()))
     }
 
-    /// Makes a digest of all marks of the site, for whoever has missed one.
+    /// Makes a digest of all marks (prefix hashes) of the site, for a receiver that has missed a digest.
     fn whole<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &py.detach(|| self.with(Publisher::whole).encode()))
     }
 
-    /// int: The number of marks that the site has.
+    /// int: The number of marks of the site: prefix hashes, one for every grain-th block of a chain.
     #[getter]
     fn marks(&self, py: Python<'_>) -> usize {
         py.detach(|| self.with(|publisher| publisher.marks()))
     }
 
-    /// int: The memory in bytes that this takes beside the index, about.
+    /// int: Approximate memory of the publisher beside the index, in bytes.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> usize {
         py.detach(|| self.with(|publisher| publisher.bytes()))
     }
 }
 
-/// A sparse index of many sites: which sites can hold how much of a prompt, by their digests.
+/// A sparse index of many sites, made from their digests: bounds on how much of a prompt each site holds.
 ///
 /// Args:
-///     block_size: Tokens in a block, at least 1.
-///     grain: Blocks between two marks of a chain, as the sites' publishers have it.
-///     stale_after: Seconds without a digest after which a site may hold anything.
+///     block_size: Number of tokens in a block, at least 1.
+///     grain: Number of blocks between two marks (prefix hashes in digests) of a chain, equal to the grain of the
+///         sites' publishers.
+///     stale_after: Seconds without a digest after which a site's holdings count as unknown.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     InvalidArgumentError: A number out of range.
+///     InvalidArgumentError: A number is out of range.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Sites {
     core: RwLock<Core>,
@@ -140,19 +143,21 @@ impl Sites {
         Ok(Self { core: RwLock::new(core), block_size: block_size.0, since: Instant::now() })
     }
 
-    /// Takes in a digest.
+    /// Applies a digest of a site.
     ///
     /// Args:
-    ///     digest: What delta() or whole() of a SitePublisher returned.
-    ///     now: Seconds since any moment, always the same; since this was made if not given.
+    ///     digest: Return value of delta() or whole() of a SitePublisher.
+    ///     now: Seconds since an arbitrary moment, the same for all calls; None for the time since this index was
+    ///         created.
     ///
     /// Returns:
-    ///     bool: False if it was known already.
+    ///     bool: False if the digest was applied before.
     ///
     /// Raises:
-    ///     InvalidTypeError: Not bytes.
-    ///     InvalidArgumentError: Not a digest (code "invalid_digest"), of another grain ("other_grain"), or one is
-    ///         missing before it ("whole_wanted"): until whole() comes, the site may hold anything.
+    ///     InvalidTypeError: digest is not bytes.
+    ///     InvalidArgumentError: digest is not a digest (code "invalid_digest"), has another grain ("other_grain"), or
+    ///         an earlier one is missing ("whole_wanted"): the site's holdings are unknown until a digest of whole()
+    ///         comes.
     #[pyo3(signature = (digest, *, now=None))]
     fn apply(&self, py: Python<'_>, digest: &Bound<'_, PyAny>, now: Option<f64>) -> PyResult<bool> {
         let now = self.now(now)?;
@@ -164,14 +169,14 @@ impl Sites {
         applied.map(|applied| applied == DigestEffect::Now).map_err(|error| refused(&error))
     }
 
-    /// Finds which sites hold how much of a prompt, as bounds.
+    /// Finds bounds on how much of a prompt each site holds.
     ///
     /// Args:
-    ///     tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them.
+    ///     tokens: Token ids of the prompt, shape (n,), as accepted by content_hashes().
     ///     content_hashes: Content hashes of the prompt's blocks instead, shape (n,): a uint64 array or a list of ints.
     ///     lora: Name of the LoRA adapter, with tokens only.
     ///     salt: Cache salt, with tokens only.
-    ///     now: As apply() has it.
+    ///     now: The time, as in apply().
     ///
     /// Returns:
     ///     SitesMatch
@@ -211,17 +216,18 @@ impl Sites {
         }))
     }
 
-    /// Tells what a site that was asked really had, so that the trust in its digests follows.
+    /// Compares the bounds of a site with its true holdings, as learnt by asking it, to adjust the trust in its
+    /// digests.
     ///
     /// Args:
-    ///     site: The site's name. One that is not known changes nothing.
-    ///     at_least: The lower bound that the site's digest had given, in blocks.
-    ///     at_most: The upper bound.
-    ///     was: What there was, in blocks.
-    ///     by_engine: Whether an engine has said so in its answer to the request, and not the site's index.
+    ///     site: The site's name. An unknown one changes nothing.
+    ///     at_least: The lower bound from the site's digest, in blocks.
+    ///     at_most: The upper bound from the site's digest, in blocks.
+    ///     was: The true depth at the site, in blocks.
+    ///     by_engine: True if the depth is from an engine's answer to the request, False if from the site's index.
     ///
     /// Returns:
-    ///     bool: Whether the site is known.
+    ///     bool: True if the site is known.
     #[pyo3(signature = (site, *, at_least, at_most, was, by_engine=false))]
     fn compare(
         &self,
@@ -236,26 +242,27 @@ impl Sites {
         Ok(self.write(|sites| sites.compare(site, at_least, at_most, was, proof)))
     }
 
-    /// Forgets a site.
+    /// Removes a site from the index.
     ///
     /// Args:
     ///     site: The site's name.
     ///
     /// Returns:
-    ///     bool: Whether it was known.
+    ///     bool: True if the site was known.
     fn forget(&self, py: Python<'_>, site: &Bound<'_, PyAny>) -> PyResult<bool> {
         let site = string(site, "site")?;
         Ok(py.detach(|| self.write(|sites| sites.forget(site))))
     }
 
-    /// Returns what is known of each site.
+    /// Returns the state of each site.
     ///
     /// Args:
-    ///     now: As apply() has it.
+    ///     now: The time, as in apply().
     ///
     /// Returns:
     ///     list of dict, by name: "site", "state" ("known", "unknown" or "doubted"), "age" in seconds, "life", "seq",
-    ///     "marks", "bytes" of its digests, "trust" from 0 to 1, "compared" and "short" claims.
+    ///     "marks", "bytes" of its digests, "trust" from 0 to 1, and numbers of bounds "compared" with the truth and of
+    ///     those found "short".
     #[pyo3(signature = (*, now=None))]
     fn sites<'py>(&self, py: Python<'py>, now: Option<f64>) -> PyResult<Bound<'py, PyList>> {
         let now = self.now(now)?;
@@ -282,7 +289,7 @@ impl Sites {
         Ok(list)
     }
 
-    /// Sizes and counts.
+    /// Sizes and counts of the index of sites.
     ///
     /// Returns:
     ///     dict of str to int; "bytes" is memory in bytes, everything else is a count.
@@ -296,16 +303,18 @@ impl Sites {
     }
 }
 
-/// Bounds on what each site holds of a prompt, returned by Sites.find. All numbers count blocks.
+/// Bounds on how much of a prompt each site holds, returned by Sites.find. All numbers count blocks.
 #[pyclass(frozen, get_all, module = "kvatlas._native")]
 pub(crate) struct SitesMatch {
-    /// list[tuple[int, int, list[str]]]: The least and the most that sites hold, and their names; most first.
+    /// list[tuple[int, int, list[str]]]: Lower bound, upper bound, and the names of the sites with these bounds;
+    /// highest first.
     levels: Vec<(u32, u32, Vec<String>)>,
-    /// int: The most that a site holds that is neither in levels nor in unknown.
+    /// int: The maximum that a site holds which is neither in levels nor in unknown.
     rest_at_most: u32,
-    /// list[str]: Sites that may hold anything: not heard for too long, or doubted.
+    /// list[str]: Sites with unknown holdings: without a digest for too long, or with low trust.
     unknown: Vec<String>,
-    /// tuple[str, int] | None: A doubted site to be asked, to see whether its claims hold again, and its claim.
+    /// tuple[str, int] | None: A site with low trust to ask about the prompt, to test whether its digests are right
+    /// again, and its bound in blocks.
     probe: Option<(String, u32)>,
     /// int: The number of blocks in the prompt.
     length: usize,

@@ -1,10 +1,10 @@
-//! Counts as dicts, and numbers and truth values in a repr.
+//! Counts as Python dicts, and numbers and booleans as text for a `repr`.
 
 use kvatlas_index::Stats;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// The dict of `BlockIndex.stats`.
+/// Dict of the statistics of an index, for `BlockIndex.stats`.
 pub(crate) fn index<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
     dict(
         py,
@@ -29,7 +29,7 @@ pub(crate) fn index<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, 
     )
 }
 
-/// The dict of numbers by name.
+/// Creates a dict of numbers by name.
 pub(crate) fn dict<'py, const N: usize>(py: Python<'py>, numbers: [(&str, u64); N]) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     for (name, number) in numbers {
@@ -38,7 +38,7 @@ pub(crate) fn dict<'py, const N: usize>(py: Python<'py>, numbers: [(&str, u64); 
     Ok(dict)
 }
 
-/// A number with its thousands apart: 1,204.
+/// Number as text with commas between groups of three digits: 1,204.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -51,7 +51,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// The name that Python has for a truth value.
+/// Python's name of a boolean: `True` or `False`.
 pub(crate) fn truth(value: bool) -> &'static str {
     if value { "True" } else { "False" }
 }

@@ -1,4 +1,4 @@
-//! Names with their depths: the common part of the matches that are made of plain depths.
+//! Names with their depths: the common part of matches that consist of one depth for each name.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -13,7 +13,7 @@ use crate::scalars::{TopK, names};
 pub(crate) struct WorkerDepths(Vec<(Arc<str>, usize)>);
 
 impl WorkerDepths {
-    /// Sorts names by depth. Of equals, those come first that are first here.
+    /// Sorts names by depth, deepest first. Names of equal depth keep their order.
     pub(crate) fn new(depths: impl IntoIterator<Item = (Arc<str>, usize)>) -> Self {
         let mut depths: Vec<_> = depths.into_iter().collect();
         depths.sort_by_key(|&(_, depth)| Reverse(depth));

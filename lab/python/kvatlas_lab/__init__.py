@@ -1,1 +1,4 @@
-"""The extension of kvatlas with the laboratory in it. `kvatlas` loads it in place of its own, from this directory."""
+"""Extension module of kvatlas that includes the laboratory.
+
+`kvatlas` loads it instead of its own, from this directory.
+"""

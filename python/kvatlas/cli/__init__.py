@@ -43,7 +43,10 @@ COMMANDS = tuple(name for group in GROUPS.values() for name in group)
 
 
 class _Commands(click.Group):
-    """Group of commands, each the function of its name in the module of its name. Suggests the nearest name."""
+    """A group of commands, each in a module of the command's name.
+
+    For an unknown name, suggests the most similar one.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -1,4 +1,4 @@
-"""`python -m kvatlas.cli`."""
+"""Entry point of `python -m kvatlas.cli`."""
 
 from kvatlas.cli import main
 

@@ -1,4 +1,4 @@
-"""`kvatlas check`: the check of `kvatlas router --check`, of the engines of a running router."""
+"""`kvatlas check`: the checks of `kvatlas router --check` for the engines of a running router."""
 
 from __future__ import annotations
 

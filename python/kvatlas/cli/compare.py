@@ -1,4 +1,4 @@
-"""`kvatlas compare`: which workers differ between two indexes, and where."""
+"""`kvatlas compare`: the differences between the workers of two indexes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _is_url(place: str) -> bool:
 
 
 def _words(url: str, key_file: Path | None, ca: Path | None, timeout: float) -> dict[tuple[str, ...], str]:
-    """The fingerprint of each rank, by model, routing group, worker and rank."""
+    """Fetch the fingerprint of each rank, by model, routing group, worker and rank."""
     with asking(url, key_file, ca, min(timeout, 10.0), os.environ) as client:
         return {
             (worker.model, worker.routing_group, worker.worker, str(rank)): word
@@ -93,7 +93,7 @@ def _words(url: str, key_file: Path | None, ca: Path | None, timeout: float) -> 
 
 
 def _of_router(url: str, key_file: Path | None, ca: Path | None, timeout: float) -> list[WorkerStatus]:
-    """The workers that a router follows (its `/workers` are engines); none if it is a service, or follows nothing."""
+    """The workers whose events a router receives; empty for a service, or for a router without events."""
     set_up = options(url, key_of(key_file, os.environ), timeout, trust(ca))
     with contextlib.suppress(httpx.HTTPError), httpx.Client(**set_up) as client:
         answer = client.get("/streams")

@@ -1,4 +1,4 @@
-"""Words for the conditions of engines, the same in all commands."""
+"""Descriptions of the conditions of engines, the same in all commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def condition_words(condition: Mapping[str, Any]) -> str:
-    """The sentence about a condition as `GET /workers` has it: name, reason, advice, since when, runbook."""
+    """A sentence about an engine's condition in `GET /workers`: name, reason, advice, duration, runbook."""
     since = datetime.fromtimestamp(float(condition.get("since", 0))).astimezone().strftime("%H:%M:%S")
     words = f"{condition['name']} since {since}: {condition['reason']}; {condition['advice']}"
     return f"{words}: {condition['runbook']}"

@@ -27,7 +27,7 @@ _WIDTH = 110  # when the output is not a terminal, unless COLUMNS says another
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on stdout or stderr; wide enough for the tables when it is not a terminal."""
+    """Create a console on stdout or stderr, wide enough for the tables when not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # a terminal that cannot show µ still gets the numbers
@@ -36,7 +36,10 @@ def console(*, stderr: bool = False) -> Console:
 
 
 class Interrupt:
-    """True once Ctrl-C was pressed. A second one stops at once (KeyboardInterrupt)."""
+    """A flag that becomes true when Ctrl-C is pressed.
+
+    A second Ctrl-C stops the command at once (KeyboardInterrupt).
+    """
 
     def __init__(self) -> None:
         self.pressed = False
@@ -47,7 +50,7 @@ class Interrupt:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A context in which the first Ctrl-C, too, stops at once: for reads that nothing else ends."""
+        """A context in which already the first Ctrl-C stops the command at once: for reads that nothing else ends."""
         self._at_once = True
         try:
             yield
@@ -61,13 +64,13 @@ class Interrupt:
 
 
 def show_cause(error: KvatlasError) -> None:
-    """Print where an error happened, if it was in the code of a user's policy."""
+    """Print the place of an error in the code of a user's policy."""
     if isinstance(error, PolicyError) and error.__cause__ is not None:
         click.echo(own_traceback(error.__cause__), err=True, nl=False)
 
 
 def exit_status(function: _F) -> _F:
-    """Turn errors into one line and exit status 2, and Ctrl-C into 130."""
+    """Decorate a command so that errors become one line and exit status 2, and Ctrl-C becomes 130."""
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> None:
@@ -93,7 +96,10 @@ def exit_status(function: _F) -> _F:
 
 
 def check_output(file: Path, inputs: Sequence[Path] = ()) -> None:
-    """Check before the work that a file can be written and is not an input of the command. Raises `UsageError`."""
+    """Check, before the work begins, that a file can be written and is not an input of the command.
+
+    Raises `UsageError`.
+    """
     if file.is_dir():
         raise click.UsageError(f"Cannot write {file}: it is a directory.")
     if not file.absolute().parent.is_dir():
@@ -113,7 +119,7 @@ def write_output(file: Path, write: Callable[[], object]) -> Path:
 
 @contextmanager
 def on_interrupt() -> Iterator[Interrupt]:
-    """A context in which Ctrl-C asks to stop instead of stopping."""
+    """A context in which Ctrl-C sets a flag instead of stopping the command."""
     interrupt = Interrupt()
     before = signal.signal(signal.SIGINT, interrupt.handle)
     try:
@@ -124,7 +130,10 @@ def on_interrupt() -> Iterator[Interrupt]:
 
 @contextmanager
 def progress_bar(names: tuple[str, ...], total: int) -> Iterator[Bar]:
-    """A bar on stderr for work on each of `names`, `total` steps each; nothing if stderr is not a terminal."""
+    """A context with a progress bar on stderr for work on each of `names`, with `total` steps each.
+
+    Prints nothing if stderr is not a terminal.
+    """
     bar = Progress(
         TextColumn("{task.description:>18}"),
         BarColumn(bar_width=None),
@@ -139,7 +148,7 @@ def progress_bar(names: tuple[str, ...], total: int) -> Iterator[Bar]:
 
 
 class Bar:
-    """Progress over names, one after the other."""
+    """A progress bar for work on several names, one after the other."""
 
     def __init__(self, bar: Progress, names: tuple[str, ...], total: int) -> None:
         self._bar = bar

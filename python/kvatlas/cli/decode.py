@@ -1,4 +1,4 @@
-"""`kvatlas decode`: print what an engine has published, for people or for tools."""
+"""`kvatlas decode`: print the events that an engine has published, for people or for tools."""
 
 from __future__ import annotations
 
@@ -128,7 +128,10 @@ def _read(source: str, interrupt: Interrupt) -> Iterator[_Message]:
 
 
 def _payload(name: str, data: bytes) -> bytes:
-    """The payload's bytes. Raw MessagePack begins with a byte outside ASCII, so text is hexadecimal or base64."""
+    """The bytes of a payload given as bytes, hexadecimal or base64.
+
+    Raw MessagePack begins with a byte outside ASCII, so text is hexadecimal or base64.
+    """
     if data[0] >= 0x80:
         return data
     text = b"".join(data.split())
@@ -216,7 +219,7 @@ def _named(endpoint: str, topic: str) -> str:
 
 
 def _replay(context: zmq.Context[Any], endpoint: str, interrupt: Interrupt) -> Iterator[_Message]:
-    """The messages that the engine has kept, oldest first."""
+    """Request the messages that the engine has kept for replay, oldest first."""
     import zmq  # noqa: PLC0415 - only this needs it
 
     with context.socket(zmq.DEALER) as dealer:
@@ -245,7 +248,7 @@ def _replay(context: zmq.Context[Any], endpoint: str, interrupt: Interrupt) -> I
 
 
 def _relayed(message: dict[str, Any], as_json: bool) -> str:
-    """A message of a relay, for people or, with `as_json`, for tools."""
+    """A relay's message as text for people or, with `as_json`, for tools."""
     if as_json:
         return json.dumps(message)
     life, number = message["life"], message["id"]
@@ -264,7 +267,7 @@ Show = Callable[[_Message, Batch, bool, bool], str]
 
 
 def _lines(message: _Message, batch: Batch, tokens: bool, salts: bool) -> str:
-    """A batch for people: a line for it and one for each event."""
+    """A batch of events as text for people: a line for the batch and one for each event."""
     head = [] if message.seq < 0 else [f"batch {message.seq}"]
     head += [f"time {batch.timestamp:.6f}", f"rank {'-' if batch.rank is None else batch.rank}"]
     if message.topic:
@@ -339,7 +342,10 @@ def _printable(text: str) -> str:
 
 
 def _json_line(message: _Message, batch: Batch, tokens: bool, salts: bool) -> str:
-    """A batch for tools. Names that are bytes are in hexadecimal digits, all others are numbers."""
+    """A batch of events as a line of JSON for tools.
+
+    Block hashes that are bytes are in hexadecimal digits, all others are numbers.
+    """
     refused = [{"at": it.at, "events": it.events, "reason": it.reason, "detail": it.detail} for it in batch.refused]
     return json.dumps(
         {

@@ -1,4 +1,4 @@
-"""The options that describe a simulated fleet, shared by the commands that run one."""
+"""Options that describe a simulated fleet, for the commands that run one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def engines_option(default: int, most: int) -> Callable[[_F], _F]:
-    """The option --engines."""
+    """Decorator that adds the option --engines to a command. `default`, `most`: the default and the largest value."""
     return click.option(
         "--engines",
         type=click.IntRange(1, most),
@@ -35,7 +35,7 @@ def engines_option(default: int, most: int) -> Callable[[_F], _F]:
 
 
 def cache_option(command: _F) -> _F:
-    """The option --cache-tokens."""
+    """Add the option --cache-tokens to a command."""
     return click.option(
         "--cache-tokens",
         type=click.IntRange(1),
@@ -47,12 +47,12 @@ def cache_option(command: _F) -> _F:
 
 
 def request_rate_option(text: str, **how: Any) -> Callable[[_F], _F]:
-    """The option --request-rate."""
+    """Decorator that adds the option --request-rate to a command. `text`: the option's help."""
     return click.option("--request-rate", type=POSITIVE, metavar="RATE", help=text, **how)
 
 
 def policy_option(command: _F) -> _F:
-    """The option --policy-option."""
+    """Add the option --policy-option to a command."""
     return click.option(
         "--policy-option",
         "policy_options",
@@ -63,7 +63,7 @@ def policy_option(command: _F) -> _F:
 
 
 def time_unit_option(command: _F) -> _F:
-    """The option --time-unit."""
+    """Add the option --time-unit to a command."""
     return click.option(
         "--time-unit",
         type=click.Choice(tuple(UNITS)),
@@ -72,7 +72,7 @@ def time_unit_option(command: _F) -> _F:
 
 
 def seed_option(command: _F) -> _F:
-    """The option --seed."""
+    """Add the option --seed to a command."""
     return click.option(
         "--seed",
         type=click.IntRange(0, (1 << 64) - 1),
@@ -83,7 +83,7 @@ def seed_option(command: _F) -> _F:
 
 
 def speed_options(command: _F) -> _F:
-    """--prefill-rate, --decode-rate, --max-running and --chunk: the speed of an engine."""
+    """Add the options --prefill-rate, --decode-rate, --max-running and --chunk, an engine's speed, to a command."""
     for name, kind, default, text in reversed(
         (
             ("prefill-rate", POSITIVE, _DEFAULT.prefill_rate, "Prompt tokens that each rank computes per second."),
@@ -102,7 +102,10 @@ def speed_options(command: _F) -> _F:
 
 
 def engine_config(options: dict[str, Any], default: EngineConfig = _DEFAULT) -> EngineConfig:
-    """The configuration of one engine from these options. Missing options and None keep the value in `default`."""
+    """The configuration of a simulated engine from a command's options.
+
+    Missing options and None keep the value in `default`.
+    """
     given: dict[str, Any] = {
         name: options[name]
         for name in ("block_size", "prefill_rate", "decode_rate", "max_running")
@@ -118,7 +121,7 @@ def engine_config(options: dict[str, Any], default: EngineConfig = _DEFAULT) -> 
 
 
 def host_tier_options(command: _F) -> _F:
-    """Options for the tiers behind engines' caches: --host-tokens, --pulls, --offload-chunk and --transfer."""
+    """Add the options of tiers beyond the device: --host-tokens, --pulls, --offload-chunk and --transfer."""
     for option in (
         click.option(
             "--transfer",
@@ -149,7 +152,7 @@ def host_tier_options(command: _F) -> _F:
 
 
 def tier_options(command: _F) -> _F:
-    """The options of `host_tier_options`, and --pool-tokens."""
+    """Add the options of `host_tier_options`, and --pool-tokens, to a command."""
     pool = click.option(
         "--pool-tokens",
         type=click.IntRange(0),
@@ -160,7 +163,10 @@ def tier_options(command: _F) -> _F:
 
 
 def tier_config(options: dict[str, Any]) -> TierConfig:
-    """The settings of tiers from these options. Settings whose options a command lacks keep their defaults."""
+    """The settings of tiers beyond the device from a command's options.
+
+    Settings whose options a command lacks keep their defaults.
+    """
     given: dict[str, Any] = {
         name: options[name] for name in ("host_tokens", "pool_tokens") if options.get(name) is not None
     }
@@ -173,7 +179,7 @@ def tier_config(options: dict[str, Any]) -> TierConfig:
 
 
 def fleet_config(options: dict[str, Any]) -> FleetConfig:
-    """The configuration of a fleet from these options."""
+    """The configuration of a simulated fleet from a command's options."""
     return FleetConfig(
         engines=options["engines"],
         engine=engine_config(options),

@@ -32,7 +32,7 @@ _TIMEOUT = 20.0  # seconds: a router gives its peers 5 s, and an engine's stream
 
 
 def _asks(command: _F) -> _F:
-    """Add the options that say which router to ask, and with which key."""
+    """Add the options for the router's address and key to a command."""
     url = click.option(
         "--url",
         envvar="KVATLAS_ROUTER_URL",
@@ -45,7 +45,7 @@ def _asks(command: _F) -> _F:
 
 
 def _changes(command: _F) -> _F:
-    """Add the options of a change."""
+    """Add the options of a command that changes engines."""
     here = click.option("--this-router", is_flag=True, help="Change this router only, and not its peers.")
     as_json = click.option("--json", "as_json", is_flag=True, help="Print the outcome at each router as JSON.")
     return _asks(here(as_json(command)))
@@ -147,7 +147,7 @@ def list_engines(url: str, key_file: Path | None, ca: Path | None, as_json: bool
 
 
 def _changed(order: Mapping[str, Any] | None) -> list[str]:
-    """The changes of an engine over HTTP, in words."""
+    """Descriptions of the changes of an engine that were made over HTTP."""
     if order is None:
         return []
     words = []
@@ -170,7 +170,7 @@ def _change(
     this_router: bool,
     as_json: bool,
 ) -> None:
-    """Have a change made, print the outcome at each router, and end with the exit status."""
+    """Request a change of the fleet, print its outcome at each router, and end with the exit status."""
     with (
         ending("kvatlas router", "KVATLAS_ROUTER_URL"),
         RouterReader(url, key_of(key_file, os.environ), trust(ca), timeout=_TIMEOUT) as reader,
@@ -200,10 +200,10 @@ def _is_done(outcome: Mapping[str, Any]) -> bool:
 
 
 def _read(settings: tuple[str, ...]) -> dict[str, Any]:
-    """The settings of an engine that were given as KEY=VALUE.
+    """Parse the settings of an engine given as KEY=VALUE.
 
     Raises:
-        ConfigError: One is unknown or wrong.
+        ConfigError: A setting is unknown or invalid.
     """
     found = {}
     for text in settings:

@@ -1,4 +1,4 @@
-"""`kvatlas epp`: an Endpoint Picker for gateways, with the flags and ports of the reference."""
+"""`kvatlas epp`: an Endpoint Picker, which chooses pods for a gateway, with the reference's flags and ports."""
 
 from __future__ import annotations
 

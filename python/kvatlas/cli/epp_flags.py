@@ -1,7 +1,7 @@
-"""Flags of the reference Endpoint Picker, as gateways and charts give them, as settings of the router.
+"""Flags of the reference Endpoint Picker, as gateways and Helm charts give them, converted to settings of the router.
 
 The names are those of the Gateway API Inference Extension's picker (lwepp, August 2026) and of llm-d's, so that an
-image with this command takes the place of theirs.
+image with this command can replace theirs.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ UNUSED_SECTION = "unused"
 
 @dataclass
 class PickerFlags:
-    """Settings that the flags of the reference come to.
+    """Settings of the router that result from flags of the reference Endpoint Picker.
 
     Attributes:
         given: Texts of flags by the settings' paths, as for `read_router_config`.
-        usual: The same for what is not given by flags, variables or a file.
-        remarks: Words for the log about flags without effect.
+        usual: Texts of defaults by the settings' paths, for settings not given by flags, variables or a file.
+        remarks: Log messages about flags without effect.
     """
 
     given: dict[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class PickerFlags:
 
 
 def reference_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags of the reference to a command."""
+    """Add the flags of the reference Endpoint Picker to a command."""
 
     def flag(name: str) -> str:
         return "--" + name.replace("_", "-")
@@ -128,10 +128,10 @@ def reference_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def take_reference_flags(options: dict[str, Any]) -> PickerFlags:
-    """Take the flags of the reference out of the options of a command.
+    """Remove the flags of the reference Endpoint Picker from the options of a command, and convert them to settings.
 
     Raises:
-        click.UsageError: They contradict each other, or what one wants cannot be had here.
+        click.UsageError: The flags contradict each other, or one requests an unsupported feature.
     """
     found = PickerFlags()
     texts = {name: options.pop(name) for name in _TEXTS}
@@ -214,5 +214,8 @@ def _truth(flag: str, text: str) -> bool:
 
 
 def _any_address() -> str:
-    """Every address of this machine, as gateways in a cluster may use either family."""
+    """The address that stands for all addresses of the machine, IPv6 and IPv4.
+
+    Gateways in a cluster may use either family.
+    """
     return "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - a picker is for other machines

@@ -1,4 +1,4 @@
-"""`kvatlas plan`: what limits a fleet, and what more would be worth."""
+"""`kvatlas plan`: the limits of a fleet under given traffic, and the benefit of more capacity."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _run(path: Path | None, options: dict[str, Any]) -> CapacityPlan | TargetPla
 
 
 def _check_target(options: dict[str, Any]) -> None:
-    """Check that --target can be read and goes with the other options. Raises `UsageError`, `ConfigError`."""
+    """Check that --target can be parsed and does not contradict other options. Raises `UsageError`, `ConfigError`."""
     if options["target"] is None:
         if options["price"] is not None:
             raise click.UsageError("--price needs --target.")
@@ -192,7 +192,7 @@ def _run_live(options: dict[str, Any]) -> None:
 
 
 def _watched(reader: RouterReader, seconds: float) -> list[dict[str, Any]]:
-    """Decisions that the router has kept or makes within the next seconds, each once."""
+    """The decisions that the router has kept or makes within the next `seconds`, each once."""
     found = {decision["number"]: decision for decision in reader.decisions(_MOST)}
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:

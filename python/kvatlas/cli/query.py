@@ -1,4 +1,4 @@
-"""`kvatlas query`: how much of a prompt each worker holds."""
+"""`kvatlas query`: the length of a prompt's beginning that each worker holds."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _sites(client: Client, prompt: Query, model: str | None, routing_group: str 
 
 
 def _arguments(prompt: Query, model: str, routing_group: str) -> dict[str, Any]:
-    """The arguments of a question about a prompt in tokens or content hashes."""
+    """The arguments of a query for a prompt in tokens or content hashes."""
     given = {name: getattr(prompt, name) for name in ("tokens", "content_hashes", "lora", "salt")}
     return given | {"model": model, "routing_group": routing_group}
 
@@ -162,7 +162,7 @@ def _as_dict(answer: Answer) -> dict[str, Any]:
 
 
 def _prompt(given: dict[str, Any], timeout: float) -> Query:
-    """The prompt in tokens or content hashes."""
+    """The prompt that the options give, converted to tokens or content hashes."""
     ways = [name for name in _WAYS if given[name] is not None]
     if len(ways) != 1:
         flags = " and ".join(f"--{way.replace('_', '-')}" for way in ways) or "none"
@@ -197,7 +197,7 @@ def _tokenizer(given: dict[str, Any], timeout: float, stack: ExitStack) -> Token
 
 
 def open_tokenizer(name: str) -> LocalTokenizer:
-    """The tokenizer in a file or directory, or of a model on the Hugging Face hub."""
+    """Open the tokenizer in a file or directory, or of a model on the Hugging Face hub."""
     return LocalTokenizer(name) if Path(name).exists() else LocalTokenizer.from_hub(name)
 
 
@@ -236,7 +236,7 @@ def _numbers(text: str, flag: str) -> list[int]:
 
 
 def _keyspace(client: Client, model: str | None, routing_group: str | None) -> tuple[str, str]:
-    """The model and routing group, if only one matches."""
+    """The model and routing group to query, if exactly one matches the options."""
     fleet = client.workers(model=model, routing_group=routing_group if model is not None else None)
     found = {
         (worker.model, worker.routing_group)

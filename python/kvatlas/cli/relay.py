@@ -1,4 +1,4 @@
-"""`kvatlas relay`: follow engines and publish what they hold to NATS."""
+"""`kvatlas relay`: follow engines and publish their blocks to NATS."""
 
 from __future__ import annotations
 

@@ -47,10 +47,10 @@ class _Bytes:
 
 
 def decode_message(payload: bytes) -> dict[str, Any]:
-    """A relay's message: its life, id, block size, key, timestamp and frames.
+    """Decode a relay's message: its life, id, block size, key, timestamp and frames.
 
     Raises:
-        DecodeError: The bytes are no relay's message, or one of a version other than 1.
+        DecodeError: The bytes are not a relay's message of version 1.
     """
     data = _Bytes(payload)
     magic, version = data.take(2)
@@ -109,7 +109,7 @@ def _changes(data: _Bytes) -> list[dict[str, Any]]:
 
 
 def _blocks(data: _Bytes, last: int) -> tuple[list[int], int]:
-    """Block numbers, written as runs of consecutive ones."""
+    """Decode block numbers, written as runs of consecutive numbers."""
     left = data.number()
     blocks: list[int] = []
     while left > 0:

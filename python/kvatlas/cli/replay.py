@@ -1,4 +1,4 @@
-"""`kvatlas replay`: compare routing policies on a trace."""
+"""`kvatlas replay`: comparison of routing policies on a trace."""
 
 from __future__ import annotations
 

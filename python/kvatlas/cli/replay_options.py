@@ -1,4 +1,4 @@
-"""Options of the commands that replay traffic over simulated engines, and the values made of them."""
+"""Options of the commands that replay traffic over simulated engines, and configurations made from them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _all(options: Sequence[Callable[[Any], Any]], command: _F) -> _F:
 
 
 def fleet_options(command: _F) -> _F:
-    """Add the options of the engines: their number, caches and speed."""
+    """Add the options for simulated engines: their number, caches and speed."""
     options = (
         engines_option(_CONFIG.fleet.engines, MOST_ENGINES),
         click.option(
@@ -116,7 +116,7 @@ def fleet_options(command: _F) -> _F:
 
 
 def results_options(command: _F) -> _F:
-    """Add the options for the files of results."""
+    """Add the options for result files."""
     options = [
         click.option("--json", "json_to", metavar="FILE", help="Write the results to FILE as JSON; - for stdout."),
         click.option(
@@ -132,7 +132,7 @@ def results_options(command: _F) -> _F:
 
 
 def traffic_options(command: _F) -> _F:
-    """Add the options of the traffic: TRACE, a workload by name or a router's record, and how it is replayed."""
+    """Add the options for traffic: TRACE, a workload by name or a router's record, and changes of it."""
     options = (
         click.argument("trace", required=False, type=click.Path(path_type=Path), metavar="[TRACE]"),
         click.option(
@@ -180,13 +180,16 @@ def traffic_options(command: _F) -> _F:
 
 
 def read_asked(path: Path, options: dict[str, Any]) -> Trace:
-    """Read the trace in a file, or in standard input (`-`). Raises `TraceError`."""
+    """Read the trace in a file, or from standard input (`-`). Raises `TraceError`."""
     with as_file(path) as file:
         return read_trace(file, skip_bad=options["skip_bad"], limit=options["requests"], unit=options["time_unit"])
 
 
 def asked_workload(path: Path | None, options: dict[str, Any]) -> Workload | None:
-    """The workload that the options name; None if they name none. Raises `UsageError`, `ConfigError`."""
+    """The generated workload that the options request; None if they request none.
+
+    Raises `UsageError`, `ConfigError`.
+    """
     if options["workload"] is None:
         return None
     if path is not None or options["decisions"] is not None:
@@ -198,7 +201,7 @@ def asked_workload(path: Path | None, options: dict[str, Any]) -> Workload | Non
 
 
 def _check_recorded(name: str, recorded: int, what: str, options: dict[str, Any]) -> None:
-    """Check that no option contradicts the record."""
+    """Check that no option contradicts a value of the router's record."""
     source = click.get_current_context().get_parameter_source(name)
     if options[name] != recorded and source is not ParameterSource.DEFAULT:
         flag = f"--{name.replace('_', '-')}"
@@ -208,7 +211,7 @@ def _check_recorded(name: str, recorded: int, what: str, options: dict[str, Any]
 
 
 def read_record(path: Path | None, options: dict[str, Any]) -> Decisions | None:
-    """The router's record that the options name; None if they name none. Raises `UsageError`, `TraceError`."""
+    """Read the router's record that the options name; None if they name none. Raises `UsageError`, `TraceError`."""
     if options["decisions"] is None:
         if options["model"] is not None:
             raise click.UsageError("--model needs --decisions.")
@@ -229,7 +232,7 @@ def prepare_replay(
 ) -> tuple[Workload | None, Decisions | None, ReplayConfig]:
     """The workload or record that the options name, and the configuration of its replay.
 
-    Options that cannot be met raise here, before anything is read or made.
+    Impossible options raise an error at once, before anything is read or generated.
     """
     workload = asked_workload(path, options)
     record = read_record(path, options)
@@ -251,7 +254,7 @@ def named_trace(workload: Workload | None, record: Decisions | None, options: di
 
 
 def replay_config(options: dict[str, Any], workload: Workload | None, record: Decisions | None) -> ReplayConfig:
-    """The configuration of a replay from these options. Options that a command lacks keep their defaults."""
+    """The configuration of a replay from a command's options. Options that a command lacks keep their defaults."""
     asked = tuple(dict.fromkeys(options["policies"]))
     names = tuple(policy_names()) if "all" in asked else asked or POLICIES
     scenario = workload.scenario if workload is not None else Scenario()

@@ -13,7 +13,7 @@ from kvatlas.lab.figures import check_plot
 
 
 def check_results(trace: Path | None, options: dict[str, Any]) -> None:
-    """Check that every file of results can be written and none of them is `trace`, the file that is read."""
+    """Check that every result file can be written and none of them is `trace`, the input file."""
     for plot in options["plots"]:
         check_plot(plot)
     more = (_json_file(options), options.get("save_trace"))
@@ -24,7 +24,7 @@ def check_results(trace: Path | None, options: dict[str, Any]) -> None:
 def write_results(
     options: dict[str, Any], data: dict[str, Any], draw: Callable[[Path], None]
 ) -> tuple[str, list[Path]]:
-    """Write the plots and the JSON that the options name. Returns the text of the JSON, and the files.
+    """Write the plots and the JSON file that the options name. Returns the text of the JSON, and the written files.
 
     `draw(path)` writes a plot.
     """
@@ -36,5 +36,5 @@ def write_results(
 
 
 def _json_file(options: dict[str, Any]) -> Path | None:
-    """The file for JSON; None without one, or if JSON goes to standard output."""
+    """The file for JSON; None if there is none, or if JSON is written to standard output."""
     return None if options["json_to"] in (None, "-") else Path(options["json_to"])

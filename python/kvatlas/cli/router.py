@@ -1,4 +1,4 @@
-"""`kvatlas router`: run the router until it is stopped, or check each engine."""
+"""`kvatlas router`: run the router until it is stopped, or check the engines."""
 
 from __future__ import annotations
 

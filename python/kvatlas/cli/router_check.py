@@ -1,4 +1,4 @@
-"""`kvatlas router --check`: the findings of the check, printed for people or as JSON, and its exit status."""
+"""Output of `kvatlas router --check`: findings for people or as JSON, and the exit status."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def report(config: RouterConfig, *, as_json: bool, add: Callable[[EngineReport],
 
     Args:
         config: The router's configuration.
-        as_json: Whether to print a JSON object on a line for each engine, instead of text.
-        add: Adds to a report before it is printed.
+        as_json: True to print a line of JSON for each engine instead of text.
+        add: Function that adds to a report before it is printed.
     """
     out = console(stderr=as_json)
     for name, path in secret_files(*(getattr(config, section) for section in ROUTER_SECTIONS if section)):

@@ -1,4 +1,4 @@
-"""A reader of a running router's own routes, for commands that show its state."""
+"""Client of a running router's own routes, for commands that show its state."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvatlas.cli.top_view import Look
 from kvatlas.errors import ClientError, InvalidArgumentError, UnreachableError
 
 ROUTER_URL = "http://127.0.0.1:8080"
-"""The address of a router that was started without options."""
+"""Address of a router that was started without options."""
 
 _TIMEOUT = 5.0  # seconds
 
 
 class RouterReader:
-    """Reads a running router's state, within `with`.
+    """Client that reads a running router's state; a context manager.
 
     Each method raises `UnreachableError` if the router does not respond, and `ClientError` if it refuses or is not a
     router.
@@ -41,7 +41,7 @@ class RouterReader:
         self._http.close()
 
     def look(self, decisions: int) -> Look:
-        """The router's answers at this moment, with its last `decisions` decisions."""
+        """Fetch the router's state at this moment, with its last `decisions` decisions."""
         router = self._get("/router")
         if not isinstance(router, dict) or "policy" not in router:
             raise ClientError(f"{self._url} is not a kvatlas router: for a service, use `kvatlas workers --watch`")
@@ -49,27 +49,30 @@ class RouterReader:
         return Look(self._url, time.monotonic(), router, self._get("/workers"), last)
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
-        """The last decisions, the newest first. For ten seconds from now, the router keeps the terms of new ones."""
+        """The latest decisions, newest first.
+
+        For the next ten seconds the router then keeps the values that its policy compares for new decisions.
+        """
         found: list[dict[str, Any]] = self._get(f"/decisions?limit={limit}")
         return found
 
     def streams(self) -> list[dict[str, Any]]:
-        """The event streams of the engines that the router follows, a row for each engine."""
+        """The event streams of the engines whose events the router receives, a row for each engine."""
         found: list[dict[str, Any]] = self._get("/streams")
         return found
 
     def reuse(self) -> dict[str, Any]:
-        """The share of the last hour's prompts that one cache could hold, by its size."""
+        """The share of the last hour's prompts that a single cache could have held, by the cache's size."""
         found: dict[str, Any] = self._get("/reuse")
         return found
 
     def orders(self) -> list[dict[str, Any]]:
-        """The changes of the fleet over HTTP, an object for each engine."""
+        """The changes of the fleet that were made over HTTP, an object for each engine."""
         found: list[dict[str, Any]] = self._get("/peers/engines")["orders"]
         return found
 
     def change(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        """Have a change of the fleet made, and return the answer."""
+        """Request a change of the fleet, and return the answer."""
         answer = self._send(method, path, body)
         try:
             said = answer.json()

@@ -1,4 +1,4 @@
-"""`kvatlas serve`: run the service until it is stopped."""
+"""`kvatlas serve`: run the index service until it is stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def follow_options(command: _F) -> _F:
-    """Add the options for engines, for every setting, and for the files with either."""
+    """Add the options for engines, for every setting, and for files with engines or settings."""
     command = print_config_option(setting_flags(SERVICE)(command))
     command = click.option(
         "--stream",
@@ -51,7 +51,10 @@ def run_service(
     options: dict[str, Any],
     adapt: Callable[[Config], Config] = lambda config: config,
 ) -> NoReturn:
-    """Run a service with these flags until it is stopped, and end the command. `adapt` may refuse the settings."""
+    """Run a service with the given flags until it is stopped, and end the command.
+
+    `adapt`: changes the configuration, or refuses it by raising an error.
+    """
     try:
         flags = given(SERVICE, options)
         resolved = read_config(flags, file=config)

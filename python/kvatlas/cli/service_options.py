@@ -48,7 +48,10 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def authenticates(key: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options --key-file and --ca; `key` says whose key the file has."""
+    """Decorator that adds the options --key-file and --ca to a command.
+
+    `key`: text that says whose key the file has.
+    """
     key_file = click.option(
         "--key-file",
         type=click.Path(path_type=Path),
@@ -65,8 +68,8 @@ def authenticates(key: str) -> Callable[[Callable[..., None]], Callable[..., Non
 def asking(url: str | None, key_file: Path | None, ca: Path | None, timeout: float, env: Any) -> Iterator[Client]:
     """A context with a client. Its errors end the command: with status 1 if the service caused them, else 2.
 
-    Without a URL, it is a client of the service at its usual port; of a router at its own, if nothing listens at the
-    service's.
+    Without a URL, the client uses the service at its usual port, or the router at its usual port if nothing listens at
+    the service's.
     """
     if url is None:
         is_router = not _listens(DEFAULT_URL) and _listens(ROUTER_URL)
@@ -92,8 +95,8 @@ def ending(command: str, variable: str) -> Iterator[None]:
     """A context whose errors end the command with one line: status 1 if the queried server caused them, else 2.
 
     Args:
-        command: The command that runs what was asked.
-        variable: The environment variable, or the flag, that has its address.
+        command: The command that starts the queried server.
+        variable: The environment variable, or the flag, with the server's address.
     """
     try:
         yield
@@ -103,12 +106,12 @@ def ending(command: str, variable: str) -> Iterator[None]:
 
 
 def hint(error: KvatlasError, command: str, variable: str) -> str:
-    """A hint to follow the message of a client's error; empty if none is known.
+    """A hint that follows the message of a client's error; empty if none is known.
 
     Args:
         error: The error.
-        command: The command that runs what was asked.
-        variable: The environment variable that has its address.
+        command: The command that starts the queried server.
+        variable: The environment variable with the server's address.
     """
     if isinstance(error, ClientError) and error.status == httpx.codes.UNAUTHORIZED:
         return ": set KVATLAS_KEY or --key-file"
@@ -122,10 +125,10 @@ def hint(error: KvatlasError, command: str, variable: str) -> str:
 
 
 def key_of(key_file: Path | None, env: Mapping[str, str]) -> str | None:
-    """The bearer key of the file, or of KVATLAS_KEY; None without either.
+    """The bearer key in a file, or in the variable KVATLAS_KEY; None without either.
 
     Raises:
-        ConfigError: The file cannot be read or does not hold a key.
+        ConfigError: The file cannot be read or does not contain a key.
     """
     if key_file is not None:
         return read_secret(key_file, "--key-file")
@@ -134,7 +137,7 @@ def key_of(key_file: Path | None, env: Mapping[str, str]) -> str | None:
 
 
 def no_workers(client: Client, model: str | None, routing_group: str | None) -> str:
-    """The message that no worker matches, with the models and routing groups that exist."""
+    """Message that no worker matches, with the models and routing groups that exist."""
     words = "no workers"
     if model is not None:
         words += f" for model {model!r}"
@@ -149,7 +152,7 @@ def no_workers(client: Client, model: str | None, routing_group: str | None) -> 
 
 
 def trust(ca: Path | None) -> ssl.SSLContext | None:
-    """The TLS context that trusts the certificates of a file; None without a file, for the system's.
+    """Create a TLS context that trusts the certificates in a file; None without a file, to use the system's.
 
     Raises:
         InvalidArgumentError: The file cannot be used.

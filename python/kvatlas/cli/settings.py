@@ -1,4 +1,4 @@
-"""Flags of the commands that take settings: one flag for each setting."""
+"""Flags of the commands that have settings: one flag for each setting."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ def _keys(schema: Schema[Any]) -> dict[str, Any]:
 
 
 def setting_flags(schema: Schema[Any], only: Container[str] | None = None) -> Callable[[_F], _F]:
-    """Add a flag for each setting, in order. The configuration parses the values, so that all sources agree.
+    """Decorator that adds a flag for each setting, in order.
+
+    The configuration parses the values, so that all sources agree.
 
     Args:
-        schema: The settings.
-        only: The paths of settings that get a flag; all if not given.
+        schema: The declaration of the settings.
+        only: The paths of the settings that get a flag; None for all.
     """
 
     def decorate(command: _F) -> _F:
@@ -44,7 +46,7 @@ def setting_flags(schema: Schema[Any], only: Container[str] | None = None) -> Ca
 
 
 def given(schema: Schema[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The texts of the flags on the command line, by the settings' paths, as `read_as` takes them."""
+    """The texts of the flags on the command line, by the settings' paths, as an argument of `read_as`."""
     keys = _keys(schema)
     found: dict[str, Any] = {}
     for name, text in options.items():
@@ -59,7 +61,7 @@ def given(schema: Schema[Any], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_option(command: _F) -> _F:
-    """The option --config."""
+    """Add the option --config to a command."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path),
@@ -69,7 +71,7 @@ def config_option(command: _F) -> _F:
 
 
 def print_config_option(command: _F) -> _F:
-    """The option --print-config."""
+    """Add the option --print-config to a command."""
     return click.option(
         "--print-config",
         is_flag=True,

@@ -1,4 +1,4 @@
-"""`kvatlas simulate`: a fleet of simulated engines that serve over HTTP and publish over ZMQ."""
+"""`kvatlas simulate`: a fleet of simulated engines that serve HTTP and publish events over ZMQ."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _CHANCES = {
 
 
 def _faults(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that inject faults."""
+    """Add the options that inject faults to a command."""
     command = click.option(
         "--replay-socket-fault",
         type=click.Choice(["closed", "silent", "slow"]),

@@ -38,7 +38,10 @@ def as_file(path: Path) -> Iterator[Path]:
 
 
 def _pieces(stream: BinaryIO) -> Iterator[bytes]:
-    """The content of a stream. Ctrl-C ends it at any time: a read that begins just after it would go on."""
+    """The content of a stream, in pieces.
+
+    Ctrl-C ends the reading at any time, even if pressed just before a read begins.
+    """
     try:
         number = stream.fileno()
     except OSError:

@@ -1,4 +1,4 @@
-"""`kvatlas top`: a running router in the terminal: its engines, their work, the last decisions."""
+"""`kvatlas top`: a running router's engines, their load and the latest decisions, in the terminal."""
 
 from __future__ import annotations
 

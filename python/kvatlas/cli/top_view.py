@@ -1,4 +1,4 @@
-"""Screen of `kvatlas top`: a line about the router, a table of engines, and the last decisions."""
+"""Screen of `kvatlas top`: a line about the router, a table of engines, and the latest decisions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Column of a table: title, content of a cell, and the order in which columns are left out (higher goes first)."""
+    """A column of a table: title, function for a cell's content, and priority of leaving the column out.
+
+    Columns of higher priority are left out first.
+    """
 
     title: str
     cell: Callable[[Any], Text]
@@ -53,14 +56,14 @@ class Column:
 
 @dataclass(slots=True)
 class View:
-    """Draws the screen. Rates cover the time since the look before."""
+    """Renderer of the screen. Rates cover the time since the previous answers of the router."""
 
     decisions: int
     _first: Look | None = field(default=None)
     _before: Look | None = field(default=None)
 
     def show(self, look: Look, out: Console) -> RenderableType:
-        """Draw the screen for one look at the router."""
+        """Draw the screen for one set of the router's answers."""
         first, before = self._first or look, self._before or look
         self._first, self._before = first, look
         parts: list[RenderableType] = [_summary(look, first, before)]
@@ -127,12 +130,12 @@ def _summary(look: Look, first: Look, before: Look) -> Text:
 
 
 def _advice(row: _Engine) -> Text:
-    """The line that says what is wrong with an engine, and what to do about it."""
+    """The line about an engine's problem and its remedy."""
     return Text(f"{row.name}: {condition_words(row.condition)}", "yellow")
 
 
 def _refused(look: Look, before: Look) -> Text | None:
-    """The line about requests that the router refused, by reason; None if it refused none."""
+    """The line about the numbers of refused requests, by reason; None if the router refused none."""
     counts, past = look.router.get("refused") or {}, before.router.get("refused") or {}
     if not counts:
         return None
@@ -145,7 +148,7 @@ def _refused(look: Look, before: Look) -> Text | None:
 
 
 def _troubles(router: dict[str, Any]) -> list[Text]:
-    """The lines about trouble of the router itself: a policy that fails, a record that cannot be written."""
+    """The lines about problems of the router itself: a policy that fails, a record that cannot be written."""
     found = []
     if failed := int(router.get("policy_failed") or 0):
         found.append(
@@ -163,14 +166,14 @@ def _troubles(router: dict[str, Any]) -> list[Text]:
 
 
 def _unread(about: dict[str, Any]) -> Text:
-    """The line about prompts that are placed without knowing how much of them is cached."""
+    """The line about prompts that are routed without knowing how much of them is cached."""
     share, kinds = percent(about["share"]), ", ".join(about["endpoints"])
     words = f"{share} of the last prompts ({kinds}) cannot be read: {about['reason']}; {about['advice']}"
     return Text(f"{words}: {about['runbook']}", "yellow")
 
 
 def _changing(about: dict[str, Any]) -> Text:
-    """The line about sessions whose prompts change too early for any cache to help."""
+    """The line about sessions whose prompts change too early to be cached."""
     who = (
         "The prompts of 1 session begin"
         if about["sessions"] == 1
@@ -181,19 +184,19 @@ def _changing(about: dict[str, Any]) -> Text:
 
 
 def _since(look: Look, first: Look, name: str) -> float:
-    """The growth of a count since the first look; the whole count at the first look."""
+    """The growth of a count since the first answers; the whole count at the first answers."""
     return float(look.router[name] - (first.router[name] if look is not first else 0))
 
 
 def _hits(look: Look, first: Look) -> float | None:
-    """The share of prompt tokens found in caches."""
+    """The share of prompt tokens found in caches, 0 to 1; None without prompts."""
     engines = [_Engine(worker, look, first, first) for worker in look.workers]
     prompt = sum(engine.prompt_tokens for engine in engines)
     return sum(engine.cached_tokens for engine in engines) / prompt if prompt else None
 
 
 class _Engine:
-    """An engine's row."""
+    """The row of an engine."""
 
     def __init__(self, worker: dict[str, Any], look: Look, first: Look, before: Look) -> None:
         self.worker = worker
@@ -214,12 +217,12 @@ class _Engine:
 
     @property
     def word(self) -> str:
-        """The engine's state in a word: its worst known condition."""
+        """The engine's state as a word: its worst known condition."""
         return str(self.condition.get("name", self.standing))
 
     @property
     def rank_of_condition(self) -> int:
-        """Sort key of the engine's condition; the worst sorts first."""
+        """Sort key for the engine's condition; the worst sorts first."""
         if self.condition:
             return -int(self.condition.get("severity", 1))
         return int(self.standing == "up")
@@ -306,7 +309,7 @@ _ENGINES = (
 
 
 _Transfer = tuple[_Engine, dict[str, Any], dict[str, Any]]
-"""An engine, one of its ranks, and what was learnt of one kind of that rank's transfers."""
+"""An engine, one of its ranks, and the learnt costs of one kind of transfer (load or pull) of that rank."""
 
 
 def _transfer_from(each: _Transfer) -> Text:
@@ -375,7 +378,10 @@ def _model_of_decision(record: dict[str, Any]) -> list[str]:
 def _with_models(
     columns: Sequence[Column], rows: Sequence[Any], models_of: Callable[[Any], Sequence[str]]
 ) -> Sequence[Column]:
-    """The columns, with one of models after the engine's if any is known; it gives way first if all rows have one."""
+    """The columns, with a column of models after the engine's if any models are known.
+
+    It is the first to be left out if all rows have the same models.
+    """
     known = {model for row in rows for model in models_of(row)}
     if not known:
         return columns
@@ -386,13 +392,13 @@ def _with_models(
 
 
 def _model_names(models: Sequence[str]) -> str:
-    """The first names, cut to a length that leaves room for other columns, and the number of the others."""
+    """The first names of models, cut to a length that leaves space for other columns, and the number of the others."""
     names = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in models[:_MODELS]]
     return ", ".join(names) + (f" +{len(models) - _MODELS}" if len(models) > _MODELS else "")
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Any], out: Console) -> Table:
-    """The table, with as many columns as fit."""
+    """The table of engines or decisions, with as many columns as fit the terminal."""
     order = sorted({column.gives_way for column in columns}, reverse=True)
     made = _made(columns, rows)
     for most in order:

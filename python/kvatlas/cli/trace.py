@@ -1,4 +1,4 @@
-"""`kvatlas trace`: describe a trace, or convert other records of traffic to one."""
+"""`kvatlas trace`: describe a trace, or convert other records of traffic to a trace."""
 
 from __future__ import annotations
 

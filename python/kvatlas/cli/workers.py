@@ -1,4 +1,4 @@
-"""`kvatlas workers`: the fleet that a service or a router follows, and the state of its streams."""
+"""`kvatlas workers`: the workers of a service or a router, and the state of their event streams."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def workers(
 
 
 def _unfollowed(worker: WorkerStatus) -> str:
-    """The line about a router's engine whose events the router does not follow."""
+    """The line about an engine whose events the router does not receive."""
     return f"no event stream: {worker.worker}, {worker.status}, model {worker.model or 'not known yet'}"
 
 
 def _engine(engine: EngineStatus) -> str:
-    """The line that says what is wrong with an engine that is not registered."""
+    """The line about the problem of an engine that is not registered."""
     which = engine.url if engine.rank is None else f"stream {engine.worker}, rank {engine.rank}, {engine.url}"
     named = "" if engine.rank is not None or engine.worker in engine.url else f"{engine.worker}, "
     state = engine.state.replace("_", " ")
@@ -222,7 +222,7 @@ def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *,
 
 
 def _doubt(stream: StreamStatus) -> str | None:
-    """The worst reason to doubt a stream's blocks, in a word; None if there is none."""
+    """The worst reason to doubt the blocks known from a stream, as a word; None if there is none."""
     # A partial block cannot be used anyway, so it is no doubt.
     partial = stream.refused.get("partial_block", 0)
     refused = sum(stream.refused.values()) - partial

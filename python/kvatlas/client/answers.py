@@ -1,4 +1,4 @@
-"""The answers of a service, as values."""
+"""Answers of a service, as Python values."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ class WorkerDepth:
 
     Attributes:
         worker: The worker's name.
-        tokens: In the device's memory.
-        host: In the device's memory or the host's.
-        any_tier: In any tier.
-        ranks: In the device's memory, by data-parallel rank; ranks that hold none of the prompt are left out.
+        tokens: Number of tokens in the device's memory.
+        host: Number of tokens in the device's memory or the host's.
+        any_tier: Number of tokens in any tier.
+        ranks: Number of tokens in the device's memory, by data-parallel rank; ranks that hold none of the prompt are
+            left out.
         block_size: Tokens in a block.
-        lag_ms: By how much the service was behind the engine, if asked for and known.
-        state: The state of the stream, if asked for.
-        usable: How many of `tokens` the engine can reuse: it always computes a prompt's last token, and a hybrid model
-            needs them in every cache group. None if the length of the prompt is not known.
+        lag_ms: Time by which the service was behind the engine, in milliseconds, if requested and known.
+        state: The state of the stream, if requested.
+        usable: Number of `tokens` that the engine can reuse: it always computes a prompt's last token, and a hybrid
+            model needs them in every cache group. None if the length of the prompt is unknown.
     """
 
     worker: str
@@ -51,7 +52,7 @@ class UntrustedRank:
 
 
 class _Match:
-    """Methods that every match of kvatlas has, in blocks in the device's memory."""
+    """Methods common to all matches of kvatlas, in blocks in the device's memory."""
 
     __slots__ = ()
 
@@ -88,7 +89,7 @@ class _Match:
 
         Args:
             top_k: Maximum number of workers.
-            among: Only these workers; all if not given.
+            among: Names of the workers to consider; None for all.
         """
         allowed = None if among is None else set(among)
         scores = ((worker, depth) for worker, depth in self.scores().items() if allowed is None or worker in allowed)
@@ -110,14 +111,14 @@ class Answer(_Match):
         untrusted: Ranks that are untrusted now. The service's setting `http.untrusted` decides whether `workers`
             includes them.
         partial: Ranks that may hold more than their depths say, because events were lost.
-        upper_bound: Whether some depths are upper bounds only, as for hybrid models and for ranks in `no_salts`.
-        no_salts: Ranks whose engine does not report cache salts (vLLM before 0.17). A prompt without a salt may hit
-            less there than its depth says; of a prompt with a salt, the depth is unknown.
+        upper_bound: True if some depths are upper bounds only, as for hybrid models and for ranks in `no_salts`.
+        no_salts: Ranks whose engine does not report cache salts (vLLM before 0.17). A prompt without a salt may find
+            fewer cached blocks at these ranks than its depth; for a prompt with a salt, the depth is unknown.
         lora: The adapter if the query's model names one; tokens were hashed for it.
-        wants_tokens: Whether tokens would let the service adopt more blocks than content hashes do. Clients that hash
+        wants_tokens: True if tokens would let the service adopt more blocks than content hashes do. Clients that hash
             locally then send each new prompt once as tokens.
-        unverified: Ranks whose engine has reconnected, where only a sequence number shows that it has not restarted: it
-            may hold none of what its depth says. A `strict` query leaves them out.
+        unverified: Ranks whose engine has reconnected, while only a sequence number shows that the engine has not
+            restarted: it may hold none of the blocks in its depth. A `strict` query leaves them out.
     """
 
     workers: tuple[WorkerDepth, ...]
@@ -141,7 +142,7 @@ class Answer(_Match):
 class RankDepth:
     """Number of leading tokens of a prompt that a rank holds, in the device's memory and in any tier.
 
-    `usable` is how many of `tokens` the engine can reuse; None if the length of the prompt is not known.
+    `usable` is the number of `tokens` that the engine can reuse; None if the length of the prompt is unknown.
     """
 
     worker: str
@@ -178,7 +179,7 @@ class RankMatch(_Match):
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """Answers to a batch of queries, in its order."""
+    """Answers to a batch of queries, in the order of the queries."""
 
     answers: tuple[RankMatch, ...]
     block_size: int
@@ -196,19 +197,19 @@ class StreamStatus:
     """The status of one event stream.
 
     Attributes:
-        rank: The rank it is registered under.
+        rank: The registered rank.
         endpoint: The endpoint of the events.
         replay_endpoint: The endpoint of the replay socket.
         topic: The topic of its batches; empty for any.
-        count_copies: Whether repeated announcements of a block are counted as copies.
-        host_chunk: Blocks in a chunk of host memory, as registered; None if that is left to its stores.
+        count_copies: True if repeated announcements of a block count as copies.
+        host_chunk: Blocks in a chunk of host memory, as registered; None if inferred from the engine's stores.
         state: "connecting", "replaying", "live", "gap", "stale", "conflict", "stopped", "limited" (a limit of the
             service is reached, and nothing of the stream is held) or "unreadable" (events of unknown types keep
             coming).
-        trusted: Whether the known blocks are exactly those that the engine announced.
-        partial: Whether the engine may hold more, because batches were lost that no replay recovered.
-        upper_bound: Whether depths are upper bounds only.
-        no_salts: Whether the engine does not report cache salts (vLLM before 0.17).
+        trusted: True if the known blocks are exactly those that the engine announced.
+        partial: True if the engine may hold more, because batches were lost that no replay recovered.
+        upper_bound: True if depths are upper bounds only.
+        no_salts: True if the engine does not report cache salts (vLLM before 0.17).
         epoch: The number of the epoch, which grows by one with each restart of the engine.
         seq: The number of the last batch applied.
         lag_ms: Time from the engine's timestamp in the last live batch until it was visible in answers.
@@ -226,7 +227,7 @@ class StreamStatus:
         last_error: The present error, or the one that made the stream partial; None without errors.
         previous_error: The last error that has ended.
         previous_error_ms: Time since `previous_error` was noticed.
-        unverified: Whether, after a reconnection, only a sequence number shows that the engine has not restarted.
+        unverified: True if, after a reconnection, only a sequence number shows that the engine has not restarted.
         fingerprints: For each rank, one word for the blocks that it holds, in hexadecimal. Services with equal words
             hold the same blocks on the same tiers.
         snapshot: The fate of the stream's blocks from a snapshot: "proving", "kept", or why they were dropped; None if
@@ -267,14 +268,14 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineCondition:
-    """The worst thing that a router knows of an engine.
+    """The worst problem of an engine that a router knows.
 
     Attributes:
-        name: Its name in metrics and logs: "down", "no_events", "refused", "slow", …
+        name: The condition's name in metrics and logs: "down", "no_events", "refused", "slow", …
         reason: The reason, in words.
-        advice: What to do.
-        runbook: The address of a page about it.
-        since: The time since which it holds, in seconds since 1970.
+        advice: Recommended action.
+        runbook: URL of a page about the problem.
+        since: The time at which the condition began, in seconds since 1970.
     """
 
     name: str
@@ -286,11 +287,11 @@ class EngineCondition:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A registered worker.
+    """A registered worker of a service.
 
-    `source` is who registered it, `status` the worst status of its streams. `aliases` are other names of its model, and
-    `adapters` the LoRA adapters that can be given as the model. `condition` is what a router says of it: None if all is
-    well, and at a service.
+    `source` is the origin of the registration, `status` the worst status of the worker's streams. `aliases` are other
+    names of its model, and `adapters` the LoRA adapters that can be given as the model. `condition` is the problem that
+    a router knows of the worker: None without one, and at a service.
     """
 
     worker: str
@@ -312,9 +313,9 @@ class EngineStatus:
     Attributes:
         worker: The worker's name.
         url: The engine's URL, or the stream's endpoint.
-        state: "registered", or why it is not: "asking" (for the first time), "unreachable", "no_events", "unusable"
-            (what it reports cannot be used) or "refused" (by the service). A router says "up",
-            "down", "failing", "silent", "busy", "asleep" or "draining".
+        state: "registered", or the reason why not: "asking" (for the first time), "unreachable", "no_events",
+            "unusable" (what it reports cannot be used) or "refused" (by the service). A router says "up", "down",
+            "failing", "silent", "busy", "asleep" or "draining".
         rank: The rank of a configured stream; None for an engine.
         code: The code of the last problem, if there is one.
         reason: The last problem in words.
@@ -337,7 +338,7 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Consecutive blocks that a rank holds, as in a dump."""
+    """Consecutive blocks of one chain that a rank holds, in a dump."""
 
     worker: str
     rank: int
@@ -359,15 +360,15 @@ class KeyspaceDump:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Readiness of a service: whether to send it queries, and what is missing before its answers are complete.
+    """Readiness of a service: True if it accepts queries, and what is missing until its answers are complete.
 
     Attributes:
-        ready: Whether to send queries: answers are complete, or have been. With `strict`, whether they are complete
-            now.
+        ready: True if answers are complete, or have been before; with `strict`, only if they are complete now.
         holds: Conditions that the service waits for, such as "discovery".
         streams: Ranks whose first replay is still running.
-        draining: Whether the service is shutting down.
-        engines: Engines that are not registered, and why. They are not waited for, unless none is registered.
+        draining: True if the service is shutting down.
+        engines: Engines that are not registered, with the reason. The service does not wait for them, unless none is
+            registered.
     """
 
     ready: bool

@@ -1,4 +1,7 @@
-"""Answers of a router in the form of a service's: a router follows events, and has the same rows under other paths."""
+"""Answers of a router, converted to the form of a service's answers.
+
+A router that receives events has the same rows under other paths.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ Rows = list[dict[str, Any]]
 
 
 def engines() -> Call[Rows]:
-    """GET /workers: the engines of a router."""
+    """Request for the engines of a router: GET /workers."""
     return Json(list, "GET", "/workers")
 
 
 def engine_statuses() -> Call[list[EngineStatus]]:
-    """GET /engines: the engines of a router, as a service lists its own."""
+    """Request for the engines of a router, in the form of a service's list of engines: GET /engines."""
 
     def made(rows: Rows) -> list[EngineStatus]:
         return [EngineStatus(str(row["name"]), str(row["url"]), str(row["standing"])) for row in rows]
@@ -30,12 +33,12 @@ def engine_statuses() -> Call[list[EngineStatus]]:
 
 
 def streams() -> Call[list[WorkerStatus]]:
-    """GET /streams: the engines whose events the router follows, as a service lists its workers."""
+    """Request for the engines whose events a router receives, as a service lists its workers: GET /streams."""
     return Json(parse.worker_statuses, "GET", "/streams")
 
 
 def explain(prompt: Prompt, scope: Scope) -> Call[dict[str, Any]]:
-    """POST /explain.
+    """Request for a router's comparison of its engines for a prompt: POST /explain.
 
     Raises:
         ClientError: The prompt is given in content hashes.
@@ -49,14 +52,14 @@ def explain(prompt: Prompt, scope: Scope) -> Call[dict[str, Any]]:
 
 
 def explain_body(body: Mapping[str, Any], *, hashes: bool = False) -> Call[dict[str, Any]]:
-    """POST /explain with the body of a request."""
+    """Request for a router's comparison of its engines for the body of a request: POST /explain."""
     return Json(dict, "POST", "/explain?hashes=1" if hashes else "/explain", dict(body))
 
 
 def workers(
     engines: Rows, followed: list[WorkerStatus], model: str | None, routing_group: str | None
 ) -> list[WorkerStatus]:
-    """The workers of a router: engines whose events it follows, then engines without events."""
+    """The workers of a router: engines whose events the router receives, then engines without events."""
     conditions = {str(row["name"]): parse.engine_condition(row.get("condition")) for row in engines}
     fleet = [dataclasses.replace(worker, condition=conditions.get(worker.worker)) for worker in followed]
     known = {worker.worker for worker in fleet}
@@ -86,10 +89,10 @@ def workers(
 
 
 def answer(explained: dict[str, Any], followed: list[WorkerStatus], prompt: Prompt, scope: Scope) -> Answer:
-    """The answer to a query.
+    """Convert a router's explanation to the answer to a query.
 
     Raises:
-        ClientError: The router's policy does not ask what engines hold.
+        ClientError: The router's policy does not use the index.
     """
     block_size = int(explained["block_size"])
     length = prompt.length.blocks(block_size)

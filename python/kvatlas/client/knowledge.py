@@ -1,4 +1,4 @@
-"""Knowledge of a service that a client gains from its answers: block sizes, and the forms of queries it accepts."""
+"""Facts about a service that a client learns from its answers: block sizes, and accepted forms of queries."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Keyspace:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Form in which to send a query.
+    """Form in which a query is sent.
 
     Attributes:
-        block_size: Tokens in a block, to hash tokens here; None to send the tokens.
-        as_bytes: Whether to send numbers as bytes rather than in JSON.
+        block_size: Tokens in a block, to hash tokens in the client; None to send the tokens.
+        as_bytes: True to send numbers as bytes, False to send them in JSON.
     """
 
     block_size: int | None
@@ -36,10 +36,10 @@ class Way:
 
 
 class ServiceKnowledge:
-    """Knowledge about one service.
+    """Facts about one service that determine the form of queries.
 
-    A query is sent in the best form known. Its answer is recorded here, and may
-    require asking again in another form. Each further form is plainer, so the attempts end.
+    A query is sent in the best form known. Its answer is recorded, and may require asking again in another form. Each
+    further form is simpler, so the attempts end.
     """
 
     def __init__(self, *, local_hashing: bool) -> None:
@@ -50,7 +50,7 @@ class ServiceKnowledge:
         self._told: dict[Keyspace, set[int]] = {}
 
     def way(self, keyspace: Keyspace, prompts: Iterable[Prompt]) -> Way:
-        """The best form known for a query."""
+        """The best form known for a query: hashes or tokens, as bytes or JSON."""
         given = [prompt for prompt in prompts if not prompt.is_hashed]
         hashes = self._local_hashing and bool(given)
         if hashes and keyspace in self._told and self._tells(self._told[keyspace], given):
@@ -67,12 +67,15 @@ class ServiceKnowledge:
         return bool(new)
 
     def workers(self, fleet: Iterable[WorkerStatus]) -> None:
-        """Learn from the list of workers."""
+        """Learn the block sizes from the list of workers."""
         for worker in fleet:
             self._block_sizes[Keyspace(worker.model, worker.routing_group)] = worker.block_size
 
     def answered(self, keyspace: Keyspace, way: Way, answer: Answer | BatchAnswer) -> Way | None:
-        """Learn from an answer. Returns how to ask again if its block size differs from the one hashed with."""
+        """Learn from an answer.
+
+        Returns another form in which to ask again if the client has hashed with a wrong block size, else None.
+        """
         block_size, lora = answer.block_size, answer.lora
         if answer.wants_tokens:
             self._told.setdefault(keyspace, set())
@@ -89,7 +92,7 @@ class ServiceKnowledge:
         return replace(way, block_size=None)
 
     def refused(self, keyspace: Keyspace, way: Way, error: ClientError) -> Way | None:
-        """Learn from a refusal. Returns how to ask again if another way might be accepted."""
+        """Learn from a refusal. Returns another form in which to ask again if that might be accepted, else None."""
         if error.status == httpx.codes.UNSUPPORTED_MEDIA_TYPE and way.as_bytes:
             self._as_bytes = False
             return replace(way, as_bytes=False)

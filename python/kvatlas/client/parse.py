@@ -1,4 +1,4 @@
-"""Parser of a service's JSON answers: makes values of them, or raises with the reason."""
+"""Parser of a service's JSON answers to Python values, with errors that say the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _A_ROUTER = (
 
 
 def parsed(text: str | bytes, make: Callable[[Any], T], url: httpx.URL) -> T:
-    """The value that `make` makes of an answer in JSON.
+    """Parse an answer in JSON and convert it to a value by `make`.
 
     Raises:
         ClientError: The answer is not JSON, or this version of kvatlas does not understand it.
@@ -51,7 +51,7 @@ def _shown(url: httpx.URL) -> httpx.URL:
 
 
 def refused(answer: httpx.Response) -> ClientError:
-    """The error for an answer whose status says that the request was refused."""
+    """Create the error for an answer whose status says that the request was refused."""
     status = answer.status_code
     try:
         body = json.loads(answer.content)
@@ -66,7 +66,7 @@ def refused(answer: httpx.Response) -> ClientError:
 
 
 def answer(data: Any, asked: Length) -> Answer:
-    """The answer of `/query` and `/query_by_hash`."""
+    """Parse the answer of `/query` and `/query_by_hash`."""
     block_size = int(data["block_size"])
     depths = [_depth(worker, about, block_size, asked) for worker, about in data["instances"].items()]
     depths.sort(key=lambda depth: (-depth.tokens, -depth.host, -depth.any_tier))
@@ -101,7 +101,10 @@ def _depth(worker: str, about: Mapping[str, Any], block_size: int, asked: Length
 
 
 def usable_tokens(told: Any, tokens: int, block_size: int, asked: Length) -> int | None:
-    """The number of `tokens` that an engine can reuse, as the service says. Batches say it where it is not `tokens`."""
+    """The number of `tokens` that an engine can reuse, as reported by the service.
+
+    Batches report the number only if it is not `tokens`.
+    """
     if told is not None:
         return int(told)
     if asked.tokens is None:
@@ -110,7 +113,7 @@ def usable_tokens(told: Any, tokens: int, block_size: int, asked: Length) -> int
 
 
 def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
-    """The answer of `/query_batch`."""
+    """Parse the answer of `/query_batch`."""
     block_size = int(data["block_size"])
     ranks = [(str(each["instance_id"]), int(each["dp_rank"])) for each in data["workers"]]
     answers = tuple(
@@ -152,7 +155,7 @@ def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
 
 
 def worker_statuses(data: Any) -> list[WorkerStatus]:
-    """The workers of `/workers`.
+    """Parse the workers in an answer of `/workers`.
 
     Raises:
         ClientError: A router answered.
@@ -175,7 +178,7 @@ def worker_statuses(data: Any) -> list[WorkerStatus]:
 
 
 def engine_condition(about: Mapping[str, Any] | None) -> EngineCondition | None:
-    """The condition of an engine in a router's `/workers`; None if all is well."""
+    """Parse the condition of an engine in a router's `/workers`; None without a problem."""
     if about is None:
         return None
     words = {name: str(about[name]) for name in ("name", "reason", "advice", "runbook")}
@@ -244,7 +247,7 @@ def engine_statuses(data: Any) -> list[EngineStatus]:
 
 
 def dump(data: Any) -> list[KeyspaceDump]:
-    """The contents of `/dump`."""
+    """Parse the contents of an answer of `/dump`."""
     return [
         KeyspaceDump(
             str(each["model_name"]),
@@ -269,7 +272,7 @@ def _stored(event: Mapping[str, Any]) -> Stored:
 
 
 def readiness(data: Any) -> Readiness:
-    """The readiness in an answer of `/ready`, for a router the readiness of its index."""
+    """Parse the readiness in an answer of `/ready`; for a router, the readiness of its index."""
     waiting = data.get("waiting", {})
     is_incomplete = data.get("index_ready") is False
     return Readiness(

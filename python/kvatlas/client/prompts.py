@@ -1,4 +1,4 @@
-"""Prompt of a query: tokens, content hashes, text or chat messages, checked before they are sent."""
+"""Prompts of queries: tokens, content hashes, text or chat messages, checked before they are sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ONE_OF = f"{', '.join(f'{name}=' for name in _INPUTS[:-1])} or {_INPUTS[-1]}="
 
 @dataclass(frozen=True)
 class Length:
-    """The length of a prompt."""
+    """The length of a prompt, in tokens or in blocks."""
 
     tokens: int | None
     hashes: int | None = None
@@ -44,10 +44,10 @@ class Query:
         tokens: Token ids.
         content_hashes: Content hashes of the prompt's full blocks, from `kvatlas.content_hashes`.
         text: A completion's prompt; the client needs a tokenizer.
-        messages: A chat, as requests have it; the client needs a tokenizer.
+        messages: A chat in the form of requests; the client needs a tokenizer.
         tools: The tools offered in the chat.
-        lora: The LoRA adapter that the prompt is for. Content hashes have it in them already.
-        salt: Its cache salt. Content hashes have it in them already.
+        lora: The LoRA adapter that the prompt is for. Content hashes already include it.
+        salt: The prompt's cache salt. Content hashes already include it.
     """
 
     tokens: Numbers | None = None
@@ -86,11 +86,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Prompt that can be sent: its numbers, checked.
+    """A checked prompt that can be sent, as an array of numbers.
 
     Attributes:
         numbers: Token ids as uint32, or content hashes as uint64.
-        is_hashed: Whether they are content hashes.
+        is_hashed: True if the numbers are content hashes.
         length: The prompt's length.
         lora: The LoRA adapter; None if it is in the hashes.
         salt: The cache salt; None if it is in the hashes.
@@ -104,7 +104,7 @@ class Prompt:
 
     @classmethod
     def of(cls, query: Query, name: str = "") -> Prompt:
-        """The prompt of a query that `prepare` has returned.
+        """Convert a query that `prepare` has returned to a prompt that can be sent.
 
         Raises:
             InvalidArgumentError: A number is out of range (code "out_of_range").
@@ -122,7 +122,7 @@ class Prompt:
         return cls(tokens.astype(np.uint32, copy=False), False, Length(len(tokens)), query.lora, query.salt)
 
     def hashed(self, block_size: int | None) -> Prompt:
-        """The prompt in content hashes of its whole blocks; itself if the block size is not known."""
+        """The prompt in content hashes of its whole blocks; the prompt itself if the block size is unknown."""
         if block_size is None or self.is_hashed:
             return self
         return Prompt(content_hashes(self.numbers, block_size, self.lora, self.salt), True, self.length)
@@ -133,7 +133,7 @@ class Prompt:
         return self.length.tokens if self.is_hashed else None
 
     def body(self) -> dict[str, Any]:
-        """The prompt's fields of a request in JSON."""
+        """The fields of a JSON request for the prompt."""
         body: dict[str, Any] = {"content_hashes" if self.is_hashed else "token_ids": self.numbers.tolist()}
         if self.hashed_tokens is not None:
             body["prompt_tokens"] = self.hashed_tokens
@@ -149,7 +149,7 @@ class Prompt:
 
 
 def prepare(query: Query, tokenizer: Tokenizer | None, name: str = "") -> Query:
-    """The query, checked, with tokens instead of text or messages.
+    """Check a query, and tokenize its text or messages.
 
     Raises:
         InvalidArgumentError: There is not exactly one prompt, or no tokenizer (code "missing_argument").
@@ -167,7 +167,10 @@ def prepare(query: Query, tokenizer: Tokenizer | None, name: str = "") -> Query:
 
 
 async def prepare_async(query: Query, tokenizer: AnyTokenizer | None, name: str = "") -> Query:
-    """The query as `prepare` makes it, for asyncio: an asynchronous tokenizer is awaited, others work in a thread."""
+    """Check and tokenize a query like `prepare`, for asyncio.
+
+    An asynchronous tokenizer is awaited, others work in a thread.
+    """
     query.check(name)
     if query.text is None and query.messages is None:
         return query
@@ -195,7 +198,10 @@ def _with_tokens(query: Query, tokens: Sequence[int]) -> Query:
 
 
 def _array(numbers: Numbers, name: str, low: int, high: int) -> npt.NDArray[np.integer[Any]]:
-    """The numbers as a checked array: floats and bools are refused. A negative one gives its two's complement."""
+    """Convert numbers to a checked array: floats and bools are refused.
+
+    A negative number gives its two's complement.
+    """
     import numpy as np  # noqa: PLC0415
 
     if isinstance(numbers, np.ndarray):

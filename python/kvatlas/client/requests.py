@@ -1,6 +1,6 @@
-"""Requests to a service and the values made of their answers, shared by both clients.
+"""Requests to a service, and values made from their answers, shared by both clients.
 
-Each function makes a `Call`; a client sends it and gives `Call.finish` the answer.
+Each function creates a `Call`; a client sends it and passes the answer to `Call.finish`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_SEARCH = 2000  # bytes of a query string: longer ones do not get through ev
 
 @contextmanager
 def errors(url: str, *, closed: bool) -> Iterator[None]:
-    """Turn errors of httpx into those of kvatlas. Refuse first if the client is closed."""
+    """A context that turns errors of httpx into those of kvatlas. Raises an error first if the client is closed."""
     if closed:
         raise ClientError(f"the client of {url} is closed", "closed")
     try:
@@ -52,17 +52,17 @@ class Deadline:
         self._end = time.monotonic() + timeout
 
     def passed(self) -> bool:
-        """True if the deadline is over."""
+        """True if the deadline has passed."""
         return time.monotonic() > self._end
 
     def check(self, ready: answers.Readiness) -> None:
-        """Raise `ClientError` if the deadline is over."""
+        """Raise `ClientError` if the deadline has passed."""
         if self.passed():
             raise ClientError(f"{self._url} is not ready after {self._timeout:g} s: {ready}", "not_ready")
 
 
 class Call(Generic[T]):
-    """Request: its method, path, and body as bytes or a value to be sent as JSON."""
+    """A request: its method, path, and body as bytes or a value to be sent as JSON."""
 
     def __init__(self, method: str, path: str, body: dict[str, Any] | bytes | None = None) -> None:
         self.method = method
@@ -72,7 +72,7 @@ class Call(Generic[T]):
         self.headers = {} if body is None else {"Content-Type": kind}
 
     def finish(self, answer: httpx.Response) -> T:
-        """The value of an answer.
+        """Convert an answer to its value.
 
         Raises:
             ClientError: The answer is a refusal, or cannot be understood.
@@ -82,12 +82,12 @@ class Call(Generic[T]):
         return self.made(answer)
 
     def made(self, answer: httpx.Response) -> T:
-        """The value of an answer that is not a refusal."""
+        """Convert an answer that is not a refusal to its value."""
         raise NotImplementedError
 
 
 class Json(Call[T]):
-    """Request whose JSON answer `make` turns into a value."""
+    """A request whose JSON answer `make` converts to a value."""
 
     def __init__(self, make: Any, method: str, path: str, body: dict[str, Any] | bytes | None = None) -> None:
         super().__init__(method, path, body)
@@ -100,7 +100,7 @@ class Json(Call[T]):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Part of the index that a query searches, and the parts of the answer that it asks for."""
+    """Part of the index that a query searches, and the optional parts of the answer that the query requests."""
 
     keyspace: Keyspace
     top_k: int | None
@@ -119,7 +119,7 @@ class Scope:
         age: bool = False,
         strict: bool = False,
     ) -> Scope:
-        """Make a scope, checked: in a URL, any value would look like a string.
+        """Create a scope from checked arguments: in a URL, a value of any type would look like a string.
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
@@ -133,7 +133,7 @@ class Scope:
         return cls(Keyspace(model, routing_group), top_k, workers, age, strict)
 
     def body(self) -> dict[str, Any]:
-        """The scope's fields of a request in JSON."""
+        """The fields of a JSON request for the scope."""
         body: dict[str, Any] = {"model_name": self.keyspace.model, "routing_group": self.keyspace.routing_group}
         if self.top_k is not None:
             body["top_k"] = self.top_k
@@ -146,7 +146,7 @@ class Scope:
         return body
 
     def search(self, prompt: Prompt) -> str | None:
-        """The scope as the query string of a URL, with the rest of the prompt; None if it cannot be one."""
+        """The scope as the query string of a URL, with the adapter and salt of the prompt; None if impossible."""
         body = self.body()
         among = body.pop("among", None)
         if among is not None:
@@ -167,7 +167,10 @@ class Scope:
 
 
 def query(prompt: Prompt, scope: Scope, way: Way) -> Call[answers.Answer]:
-    """POST /query, or /query_by_hash for content hashes: as bytes, unless a parameter must not be in a URL."""
+    """Request for the answer to a query: POST /query, or /query_by_hash for content hashes.
+
+    Numbers are sent as bytes, unless a parameter must not be in a URL.
+    """
     prompt = prompt.hashed(way.block_size)
     path = "/query_by_hash" if prompt.is_hashed else "/query"
     make = partial(parse.answer, asked=prompt.length)
@@ -178,7 +181,7 @@ def query(prompt: Prompt, scope: Scope, way: Way) -> Call[answers.Answer]:
 
 
 def query_batch(prompts: list[Prompt], scope: Scope, way: Way) -> Call[answers.BatchAnswer]:
-    """POST /query_batch."""
+    """Request for the answers to a batch of queries: POST /query_batch."""
     body = {"queries": [prompt.hashed(way.block_size).body() for prompt in prompts]} | scope.body()
     asked = [prompt.length for prompt in prompts]
     return Json(partial(parse.batch_answer, asked=asked), "POST", "/query_batch", body)
@@ -199,7 +202,7 @@ def registration(
     aliases: Iterable[str] | None = None,
     adapters: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """One stream, as the service registers it."""
+    """The JSON fields by which a service registers one stream."""
     body: dict[str, Any] = {
         "instance_id": worker_id(worker),
         "endpoint": endpoint,
@@ -225,7 +228,7 @@ def registration(
 
 
 def register(stream: Mapping[str, Any]) -> Call[bool]:
-    """POST /register, with what `registration` made. True if it was not registered."""
+    """Request to register a stream, given by `registration`: POST /register. Its value is True if the stream is new."""
     return _Registration("POST", "/register", dict(stream))
 
 
@@ -235,7 +238,7 @@ class _Registration(Call[bool]):
 
 
 def unregister(worker: str, *, model: str | None, routing_group: str | None, rank: int | None) -> Call[None]:
-    """POST /unregister."""
+    """Request to unregister a worker: POST /unregister."""
     given = {"model_name": model, "routing_group": routing_group, "dp_rank": rank}
     body = {"instance_id": worker_id(worker)} | {name: value for name, value in given.items() if value is not None}
     return _EmptyAnswer("POST", "/unregister", body)
@@ -247,36 +250,36 @@ class _EmptyAnswer(Call[None]):
 
 
 def workers(*, model: str | None, routing_group: str | None) -> Call[list[answers.WorkerStatus]]:
-    """GET /workers."""
+    """Request for the registered workers: GET /workers."""
     given = {"model_name": model, "routing_group": routing_group}
     search = urlencode({name: value for name, value in given.items() if value is not None})
     return Json(parse.worker_statuses, "GET", "/workers" + (f"?{search}" if search else ""))
 
 
 def engines() -> Call[list[answers.EngineStatus]]:
-    """GET /engines."""
+    """Request for the configured engines: GET /engines."""
     return Json(parse.engine_statuses, "GET", "/engines")
 
 
 def sites(prompt: Prompt, keyspace: Keyspace) -> Call[of_sites.SitesAnswer]:
-    """POST /sites."""
+    """Request for the sites that hold a prompt: POST /sites."""
     body = {"model_name": keyspace.model, "routing_group": keyspace.routing_group, **prompt.body()}
     return Json(of_sites.answer, "POST", "/sites", body)
 
 
 def compare_site(keyspace: Keyspace, **claim: Any) -> Call[bool]:
-    """POST /sites/compare."""
+    """Request to report how much a site really held: POST /sites/compare."""
     body = {"model_name": keyspace.model, "routing_group": keyspace.routing_group, **claim}
     return Json(of_sites.known, "POST", "/sites/compare", body)
 
 
 def site_statuses() -> Call[list[of_sites.SiteStatus]]:
-    """GET /sites/status."""
+    """Request for the status of each site: GET /sites/status."""
     return Json(of_sites.statuses, "GET", "/sites/status")
 
 
 def dump() -> Call[list[answers.KeyspaceDump]]:
-    """GET /dump."""
+    """Request for all blocks held: GET /dump."""
     return Json(parse.dump, "GET", "/dump")
 
 
@@ -286,7 +289,7 @@ class _Text(Call[str]):
 
 
 def metrics() -> Call[str]:
-    """GET /metrics."""
+    """Request for the metrics: GET /metrics."""
     return _Text("GET", "/metrics")
 
 
@@ -296,7 +299,7 @@ class _Health(Call[bool]):
 
 
 def health() -> Call[bool]:
-    """GET /health: whether it is alive."""
+    """Request that succeeds if the service is alive: GET /health."""
     return _Health("GET", "/health")
 
 
@@ -308,12 +311,15 @@ class _Ready(Call[answers.Readiness]):
 
 
 def ready(*, strict: bool) -> Call[answers.Readiness]:
-    """GET /ready: whether queries can be asked, or, with `strict`, whether answers are whole."""
+    """Request for a service's readiness: GET /ready. With `strict`, it is ready only while answers are complete."""
     return _Ready("GET", "/ready?strict=1" if strict else "/ready")
 
 
 def worker_id(worker: str) -> str | int:
-    """A name as the dialect has it: a number if it is one, so that services that take only those take it, too."""
+    """A worker's name in the form of the indexer dialect: an int if the name is a number, else the name.
+
+    Services that accept only numbers accept it, too.
+    """
     if not isinstance(worker, str):
         raise InvalidTypeError(f"worker must be a str, got {type(worker).__name__}")
     is_number = worker.isascii() and worker.isdecimal() and (worker == "0" or worker[0] != "0")

@@ -1,4 +1,4 @@
-"""Answers of a service above many sites: how much of a prompt each site holds, and the status of each site."""
+"""Answers of a service above many sites: bounds on how much of a prompt each site holds, and each site's status."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class SitesLevel:
 
     Attributes:
         at_least: Lower bound of the tokens of the prompt that each site holds.
-        at_most: Upper bound of them.
-        sites: Their names.
+        at_most: Upper bound of these tokens.
+        sites: The names of the sites.
     """
 
     at_least: int
@@ -23,15 +23,15 @@ class SitesLevel:
 
 @dataclass(frozen=True, slots=True)
 class SitesAnswer:
-    """Bounds for every site, as of its last digest.
+    """Bounds on how much of a prompt each site holds, as of its last digest.
 
     Attributes:
         levels: Sites that certainly held some of the prompt, the deepest first.
         rest_at_most: Upper bound, in tokens, for each site that is neither in `levels` nor in `unknown`.
-        unknown: Sites without bounds: silent for too long, or doubted.
-        probe: A doubted site to ask, to see whether its claims hold again; None if there is none.
-        probe_at_least: What that site claims, in tokens.
-        length: The prompt's full blocks, in tokens.
+        unknown: Sites without bounds: without a digest for too long, or with low trust.
+        probe: A site with low trust to ask, to test whether its digests are right again; None if there is none.
+        probe_at_least: Lower bound from the digests of the site `probe`, in tokens.
+        length: Length of the prompt's full blocks, in tokens.
         block_size: Tokens in a block.
     """
 
@@ -46,22 +46,22 @@ class SitesAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SiteStatus:
-    """Status of a site that sends digests.
+    """Status of a site that sends digests (sparse summaries of its index).
 
     Attributes:
-        site: Its name.
+        site: The site's name.
         model: The model of the digests.
         routing_group: The routing group.
         block_size: Tokens in a block.
-        state: "known"; "unknown" if it was silent for too long, or a digest is missing; "doubted" if it claimed more
-            than it held, too often.
-        age: Seconds since its last digest.
-        seq: The number of its last digest.
-        marks: Marks in its digests.
-        bytes: Bytes of its digests so far.
-        trust: Share of its claims that held, from 0 to 1.
-        compared: Claims compared with what the site really held.
-        short: Compared claims that exceeded what the site really held.
+        state: "known"; "unknown" if it sent no digest for too long, or one is missing; "doubted" if its digests too
+            often claimed more than it held.
+        age: Seconds since the last digest.
+        seq: The number of the last digest.
+        marks: Number of prefix hashes (marks) in the digests.
+        bytes: Size of all digests so far, in bytes.
+        trust: Share of the site's bounds that were right, from 0 to 1.
+        compared: Number of bounds compared with the site's true holdings.
+        short: Number of compared bounds that exceeded the true holdings.
     """
 
     site: str
@@ -79,7 +79,7 @@ class SiteStatus:
 
 
 def answer(data: dict[str, Any]) -> SitesAnswer:
-    """The answer of `POST /sites`."""
+    """Parse the answer of `POST /sites`."""
     probe = data["probe"] or {}
     return SitesAnswer(
         tuple(SitesLevel(it["at_least"], it["at_most"], tuple(it["sites"])) for it in data["levels"]),
@@ -93,10 +93,10 @@ def answer(data: dict[str, Any]) -> SitesAnswer:
 
 
 def statuses(data: list[dict[str, Any]]) -> list[SiteStatus]:
-    """The answer of `GET /sites/status`."""
+    """Parse the answer of `GET /sites/status`."""
     return [SiteStatus(model=it.pop("model_name"), **it) for it in map(dict, data)]
 
 
 def known(data: dict[str, Any]) -> bool:
-    """The answer of `POST /sites/compare`: True if the site is known."""
+    """Parse the answer of `POST /sites/compare`: True if the site is known."""
     return bool(data["known"])

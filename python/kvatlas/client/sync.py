@@ -47,17 +47,17 @@ class Client:
 
         Args:
             url: The service's URL.
-            key: Its bearer key.
+            key: The service's bearer key.
             timeout: Seconds that connecting, sending and each part of an answer may take.
-            ssl_context: The TLS context; one that trusts the system's certificates if not given.
+            ssl_context: The TLS context; None for one that trusts the system's certificates.
             client_cert: The PEM files of a certificate and its key, for a service that requires one
                 (`http.tls_client_ca`). With a context of your own, load them into it.
             tokenizer: Turns `text=` and `messages=` into tokens: one of `kvatlas.tokenize`, or your own. The client
                 does not close it.
-            local_hashing: Whether to hash tokens here once the service's block size is known, from an answer or from
-                `workers()`, and to send the hashes: 8 bytes a block instead of 4 a token. Answers are the same. While
-                the service could learn from tokens what engines hold, each new prompt is sent as tokens. False to send
-                all tokens.
+            local_hashing: True to hash tokens in the client once the service's block size is known, from an answer or
+                from `workers()`, and to send the hashes: 8 bytes a block instead of 4 a token. Answers are the same.
+                While the service can use tokens to adopt blocks announced before it started, each new prompt is sent as
+                tokens. False to send all tokens.
 
         Raises:
             InvalidArgumentError: The URL, the key, the timeout or the certificate cannot be used.
@@ -87,22 +87,24 @@ class Client:
         age: bool = False,
         strict: bool = False,
     ) -> Answer:
-        """Ask how much of a prompt each worker holds: exactly one of tokens, content hashes, text and messages.
+        """Ask how much of a prompt each worker holds.
+
+        The prompt is exactly one of tokens, content hashes, text and messages.
 
         Args:
             tokens: The prompt's token ids, from 0 to 2**32 - 1.
-            content_hashes: The content hashes of its full blocks, from `kvatlas.content_hashes`.
+            content_hashes: The content hashes of the prompt's full blocks, from `kvatlas.content_hashes`.
             text: A completion's prompt. Needs a tokenizer.
             messages: The messages of a chat request. Needs a tokenizer.
             tools: The tools offered in the chat.
             model: The model that the prompt is for.
             routing_group: The routing group.
             lora: The LoRA adapter that the prompt is for. Content hashes already include it.
-            salt: Its cache salt. Content hashes already include it.
+            salt: The prompt's cache salt. Content hashes already include it.
             top_k: Return only the best `top_k` workers.
             among: Consider only these workers.
-            age: Whether to report how far the service is behind each worker.
-            strict: Whether to leave out ranks that are `unverified`.
+            age: True to report how far the service is behind each worker.
+            strict: True to leave out ranks that are `unverified`: whose engine may have restarted unnoticed.
 
         Raises:
             InvalidArgumentError: No prompt or no tokenizer (code "missing_argument"), several prompts (code
@@ -131,18 +133,18 @@ class Client:
         among: Iterable[str] | None = None,
         strict: bool = False,
     ) -> BatchAnswer:
-        """Query up to 1,024 prompts in one request: token ids, or a `Query`.
+        """Query up to 1,024 prompts in one request, each given as token ids or as a `Query`.
 
         Args:
             queries: The prompts.
-            model: The model that they are for.
+            model: The model that the prompts are for.
             routing_group: The routing group.
             top_k: Return only the best `top_k` workers for each prompt.
             among: Consider only these workers.
-            strict: Whether to leave out ranks that are `unverified`.
+            strict: True to leave out ranks that are `unverified`: whose engine may have restarted unnoticed.
 
         Raises:
-            InvalidArgumentError: As `query` does.
+            InvalidArgumentError: For the reasons of `query`.
             TokenizerError: The tokenizer failed.
         """
         prompts = []
@@ -169,22 +171,25 @@ class Client:
         aliases: Iterable[str] | None = None,
         adapters: Iterable[str] | None = None,
     ) -> bool:
-        """Register the stream of a worker's rank. Returns True if it is new; repeating it is allowed.
+        """Register the event stream of a worker's rank.
+
+        Returns True if the stream is new; registering again is allowed.
 
         Args:
             worker: The worker's name.
-            endpoint: The address of its events: `tcp://host:5557`.
-            model: The model that it serves.
+            endpoint: The address of the worker's events: `tcp://host:5557`.
+            model: The model that the worker serves.
             block_size: Tokens in a block.
-            routing_group: Its routing group.
-            rank: Its data-parallel rank.
+            routing_group: The worker's routing group.
+            rank: The data-parallel rank.
             replay_endpoint: The replay socket, which is asked for lost batches.
-            topic: The topic of its batches, compared as a whole; empty for any.
-            count_copies: Whether a block announced n times is held until it is removed n times. False for engines that
-                announce blocks again without holding another copy of them.
-            host_chunk: Blocks that the engine keeps as one in host memory (`cpu_blocks_per_chunk` in vLLM's metrics).
-                None: what its stores show, which is nothing if they have block hashes only.
-            aliases: Other names of the model that queries may give; those registered before if None.
+            topic: The topic of the stream's batches, compared as a whole; empty for any.
+            count_copies: True if a block announced n times counts as held until removed n times. False for engines that
+                announce blocks again without holding another copy.
+            host_chunk: Number of blocks that the engine stores together in host memory (`cpu_blocks_per_chunk` in
+                vLLM's metrics). None to infer it from the engine's stores, which is impossible if they have block
+                hashes only.
+            aliases: Other names of the model that queries may give; None for those registered before.
             adapters: LoRA adapters that queries may give as the model; those registered before if None.
         """
         stream = requests.registration(
@@ -222,7 +227,10 @@ class Client:
         return fleet
 
     def engines(self) -> list[EngineStatus]:
-        """Return the configured engines and streams, registered or not, and why not; of a router, its engines."""
+        """Return the configured engines and streams, with the reason if not registered.
+
+        A router returns its engines.
+        """
         try:
             return self._send(requests.engines())
         except ClientError as error:
@@ -231,11 +239,11 @@ class Client:
         return self._send(at_router.engine_statuses())
 
     def explain(self, request: Mapping[str, Any], *, hashes: bool = False) -> dict[str, Any]:
-        """Ask a router how its engines compare for a request, which it does not send.
+        """Ask a router how its engines compare for a request, without sending the request.
 
         Args:
             request: The body of a request of any API that the router takes.
-            hashes: Whether to return the content hashes of the prompt's blocks, too.
+            hashes: True to return the content hashes of the prompt's blocks, too.
 
         Returns:
             The router's answer: `policy`, `model`, `tokens`, `block_size`, `blocks` (0 if the prompt could not be
@@ -258,11 +266,11 @@ class Client:
 
         Args:
             tokens: The prompt's token ids, from 0 to 2**32 - 1.
-            content_hashes: The content hashes of its full blocks, from `kvatlas.content_hashes`.
+            content_hashes: The content hashes of the prompt's full blocks, from `kvatlas.content_hashes`.
             model: The model that the prompt is for.
             routing_group: The routing group.
             lora: The LoRA adapter that the prompt is for. Content hashes already include it.
-            salt: Its cache salt. Content hashes already include it.
+            salt: The prompt's cache salt. Content hashes already include it.
 
         Raises:
             InvalidArgumentError: No prompt (code "missing_argument"), two prompts (code "conflicting_arguments"), a
@@ -283,16 +291,18 @@ class Client:
         routing_group: str = DEFAULT_GROUP,
         by_engine: bool = False,
     ) -> bool:
-        """Report to a service above many sites how much a queried site really held. Returns whether it knows the site.
+        """Report to a service above many sites how much a queried site really held.
+
+        Returns True if the service knows the site.
 
         Args:
             site: The site's name.
-            at_least: The lower bound that was given for it, in tokens.
-            at_most: The upper bound.
-            was: The depth that was found.
+            at_least: The lower bound from the service's answer, in tokens.
+            at_most: The upper bound from the service's answer, in tokens.
+            was: The true depth, in tokens.
             model: The model.
             routing_group: The routing group.
-            by_engine: Whether an engine reported `was` in its answer to the request, rather than the site's index.
+            by_engine: True if an engine reported `was` in its answer to the request, False if the site's index did.
         """
         claim = {"site": site, "at_least": at_least, "at_most": at_most, "was": was, "by_engine": by_engine}
         return self._send(requests.compare_site(Keyspace(model, routing_group), **claim))
@@ -302,20 +312,20 @@ class Client:
         return self._send(requests.site_statuses())
 
     def dump(self) -> list[KeyspaceDump]:
-        """Return all blocks held. The result may be large."""
+        """Return all blocks that the service knows. The result may be large."""
         return self._send(requests.dump())
 
     def health(self) -> bool:
-        """Return whether the service is alive."""
+        """Return True if the service is alive."""
         return self._send(requests.health())
 
     def ready(self, *, strict: bool = False) -> Readiness:
-        """Return whether the service is ready for queries, and what is missing before its answers are complete.
+        """Return whether the service is ready for queries, and what is missing until its answers are complete.
 
         A service is ready from the first time its answers are complete until it shuts down.
 
         Args:
-            strict: Whether to be ready only while answers are complete: not while an engine registered later is
+            strict: True to count as ready only while answers are complete: not while an engine registered later is
                 replayed for the first time.
         """
         return self._send(requests.ready(strict=strict))
@@ -325,11 +335,11 @@ class Client:
         return self._send(requests.metrics())
 
     def wait_ready(self, timeout: float = 60.0) -> None:
-        """Wait until answers are complete, even if the service is still starting.
+        """Wait until the service's answers are complete, even if the service is still starting.
 
         Raises:
-            ClientError: The service was not ready within that time (code "not_ready").
-            UnreachableError: The service did not answer within that time.
+            ClientError: The service was not ready within `timeout` seconds (code "not_ready").
+            UnreachableError: The service did not answer within `timeout` seconds.
         """
         deadline = Deadline(self.url, timeout)
         while True:
@@ -357,7 +367,7 @@ class Client:
         self.close()
 
     def _ask(self, make: Callable[[Way], Call[A]], keyspace: Keyspace, prompts: list[Prompt]) -> A:
-        """Send a query in the best form known, and again in another form if the service has changed."""
+        """Send a query in the best form known, and again in another form if the service requires it."""
         way = self._knowledge.way(keyspace, prompts)
         while True:
             try:

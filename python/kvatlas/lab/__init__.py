@@ -2,8 +2,8 @@
 
 `kvatlas.lab.replay` replays a trace over simulated engines in virtual time, `kvatlas.lab.traffic` converts other
 records to traces, `kvatlas.lab.capacity` sizes fleets, `kvatlas.lab.demo` runs routing policies side by side over real
-sockets, `kvatlas.lab.bench` loads designs of the index open loop, and `kvatlas.lab.designs` has those designs. Nothing
-else in kvatlas imports it.
+sockets, `kvatlas.lab.bench` measures designs of the index under an open-loop load, and `kvatlas.lab.designs` has those
+designs. Nothing else in kvatlas imports these modules.
 """
 
 from pkgutil import extend_path

@@ -1,7 +1,6 @@
-"""Choice among the deployments of a LiteLLM proxy, by what the engine behind each has cached.
+"""Choice among the deployments of a LiteLLM proxy, by the prompts that the engine behind each has cached.
 
-`Picker` is a callback for the proxy's `config.yaml`. LiteLLM is not among the packages that kvatlas brings: the proxy
-has it.
+`Picker` is a callback for the proxy's `config.yaml`. kvatlas does not install LiteLLM: the proxy has it.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Requests as LiteLLM shows them to a callback, in the form in which the engine gets them."""
+"""Conversion of requests from the form in LiteLLM's callbacks to the form that the engine gets."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _CHARACTERS = 4  # of a token, where tokens are not known
 
 @dataclass(frozen=True)
 class AskedPrompt:
-    """Prompt and settings of a request.
+    """Prompt and settings of a request to a LiteLLM proxy.
 
     Attributes:
-        body: The engine's request, as far as it makes the prompt, with the engine's name of the model.
-        query: The prompt for a tokenizer; None if tokens cannot be made of it here.
-        unread: Why there is no `query`: "other_route" or "other_fields"; None if there is one.
-        estimate: Tokens of the prompt, guessed from its length.
+        body: Fields of the engine's request that determine the prompt, with the engine's name of the model.
+        query: The prompt for a tokenizer; None if it cannot be tokenized.
+        unread: The reason why `query` is None: "other_route" or "other_fields"; None if there is one.
+        estimate: Number of the prompt's tokens, estimated from its length.
         salt: The cache salt.
-        max_tokens: Tokens that the answer may have at most; None if the request does not say.
+        max_tokens: Maximum number of tokens of the answer; None if the request sets none.
         answers: The number of answers.
         session: The name of the client's session; None if the request names none.
     """
@@ -68,12 +68,12 @@ class AskedPrompt:
 
 
 def read(model: str, messages: Sequence[Any] | None, kwargs: Mapping[str, Any]) -> AskedPrompt:
-    """The request behind a call of LiteLLM's.
+    """Extract the prompt and settings from a call of LiteLLM.
 
     Args:
         model: The engine's name of the model.
-        messages: The messages as a chat has them; None if it is no chat.
-        kwargs: The call's arguments, as LiteLLM shows them to callbacks. Behind a proxy they have the client's body.
+        messages: The messages of a chat; None for other requests.
+        kwargs: The call's arguments, as LiteLLM passes them to callbacks. A proxy adds the client's body.
     """
     asked = kwargs.get("proxy_server_request") or {}
     # What hooks of the proxy have changed is in the arguments.
@@ -125,7 +125,7 @@ def _characters(value: object) -> int:
 
 
 def _session(given: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
-    """The session that the client names, in the body or in a header."""
+    """The name of the client's session, from the body or a header; None if there is none."""
     headers = {str(name).lower(): value for name, value in (asked.get("headers") or {}).items()}
     for name in (given.get("litellm_session_id"), *(headers.get(name) for name in _SESSION_HEADERS)):
         if isinstance(name, str) and name:

@@ -1,4 +1,4 @@
-"""Questions to a `kvatlas serve` or a `kvatlas router`: which engines it knows, and what each holds of a prompt."""
+"""Queries to a `kvatlas serve` or a `kvatlas router`: the known engines, and the part of a prompt that each holds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNKNOWN_MODEL = frozenset(["unknown_keyspace", "ambiguous_model"])
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """The reason why there is no answer: one word for counters, and a sentence for the log."""
+    """The reason why a query has no answer: a word for counters, and a sentence for the log."""
 
     reason: str
     words: str
@@ -39,28 +39,28 @@ class NoAnswer:
 
 @dataclass(frozen=True)
 class EngineNames:
-    """The engines that an index follows, and their names by host and port."""
+    """The engines in an index, and their names by host and port."""
 
     workers: frozenset[str]
     by_address: Mapping[str, str]
 
     def name_of(self, url: str) -> str:
-        """The index's name of the engine at a URL: its host and port if no other is known."""
+        """The index's name of the engine at a URL; its host and port if the index has no name for it."""
         address = urlsplit(url).netloc
         return self.by_address.get(address, address)
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """Parts of a prompt that engines hold.
+    """The part of a prompt that each engine holds.
 
     Attributes:
         length: The number of the prompt's tokens.
-        block_size: Tokens in a block; None if that is not known.
-        hashes: The content hashes of the prompt's blocks; None if it could not be read.
-        held: Leading tokens in the device's memory by worker; None if the prompt could not be looked up.
-        untrusted: Workers whose blocks the index does not know at present.
-        unread: Why `held` is None, in a word.
+        block_size: Tokens in a block; None if unknown.
+        hashes: The content hashes of the prompt's blocks; None if the prompt could not be read.
+        held: Number of leading tokens in the device's memory, by worker; None if the prompt could not be looked up.
+        untrusted: Workers whose blocks in the index may be wrong at present.
+        unread: The reason why `held` is None, as a word.
     """
 
     length: int
@@ -72,7 +72,7 @@ class Holdings:
 
 
 class IndexLookup:
-    """A service or a router that is asked, within a bound on time."""
+    """Client of a service or a router, with a time limit for each query."""
 
     def __init__(self, client: AsyncClient, tokenizers: Mapping[str, AnyTokenizer], timeout: float) -> None:
         self._client, self._tokenizers, self._timeout = client, tokenizers, timeout
@@ -84,7 +84,10 @@ class IndexLookup:
         self._away_for = NoAnswer("unreachable", "the engines could not be listed")
 
     async def names(self) -> EngineNames | NoAnswer:
-        """The engines as the index listed them, at most `FLEET_AGE` ago while it answers; no answer if it never did."""
+        """The engines in the index, from a list that is at most `FLEET_AGE` old as long as the index answers.
+
+        `NoAnswer` if the index never answered.
+        """
         if time.monotonic() - self._listed >= FLEET_AGE and self._listing is None:
             self._listing = asyncio.create_task(self._list())
             self._listing.add_done_callback(self._note_listed)
@@ -93,7 +96,7 @@ class IndexLookup:
         return self._names or self._away_for
 
     async def find(self, asked: AskedPrompt) -> Holdings | NoAnswer:
-        """Ask how much of a request's prompt each engine holds; within the bound, or not at all."""
+        """Ask how much of a request's prompt each engine holds, within the time limit."""
         return await self._bounded(self._find(asked))
 
     async def close(self) -> None:
@@ -132,7 +135,7 @@ class IndexLookup:
         return EngineNames(frozenset(worker.worker for worker in fleet) | set(by_address.values()), by_address)
 
     async def _explains(self) -> bool:
-        """True for a router: a service has no such route."""
+        """True if the index is a router's, which has a route for explanations."""
         try:
             await self._client.explain({"prompt": ""})
         except UnreachableError:
@@ -181,7 +184,7 @@ class IndexLookup:
         return Holdings(len(tokens), answer.block_size, hashes, answer.token_scores(), untrusted)
 
     async def _explained(self, body: dict[str, Any]) -> Holdings:
-        """Ask a router, which reads the body itself, as it would to send it."""
+        """Ask a router how its engines compare for a request's body, which the router parses itself."""
         said = await self._client.explain(body, hashes=True)
         length, block_size = max(int(said["tokens"]), 1), int(said["block_size"])
         hashes = [int(each) for each in said["content_hashes"]]

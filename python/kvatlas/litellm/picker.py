@@ -1,4 +1,4 @@
-"""The callback of a LiteLLM proxy that narrows a model's deployments to the one where a request does least harm."""
+"""Callback of a LiteLLM proxy that narrows a model's deployments to the one of least cost for a request."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ Deployment = dict[str, Any]
 
 
 class Picker(CustomLogger):  # type: ignore[misc] # LiteLLM is not installed where types are checked
-    """Callback of LiteLLM that picks the deployment whose engine holds most of the prompt, weighed against its work.
+    """Callback of LiteLLM that picks the deployment whose engine holds most of the prompt, weighed against its load.
 
     Name an instance in `litellm_settings.callbacks` of the proxy's `config.yaml`. Deployments with the same
-    `model_name` are alternatives, each an engine: `api_base` is its address, by which the index knows it; if it has
-    another name there, `model_info.kvatlas_worker` says so. Health checks, cooldowns and retries stay LiteLLM's: this
-    chooses among the deployments that those leave, and leaves out those that have failed the call already.
+    `model_name` are alternatives, each an engine: `api_base` is its address, by which the index identifies it; if it
+    has another name in the index, `model_info.kvatlas_worker` gives the name. Health checks, cooldowns and retries
+    remain with LiteLLM: the picker chooses among the deployments that those leave, and leaves out those that have
+    failed the call already.
     """
 
     def __init__(
@@ -49,22 +50,22 @@ class Picker(CustomLogger):  # type: ignore[misc] # LiteLLM is not installed whe
         policy: str | ArrayPolicy = "kvatlas",
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Create a picker. Nothing is asked yet.
+        """Create a picker, without sending a request yet.
 
         Args:
             url: The index: a `kvatlas serve`, or a running `kvatlas router` that follows the same engines.
-            key: Its bearer key.
+            key: The index's bearer key.
             tokenizers: The tokenizer of each model, by the engine's name of the model: a directory, a name on the
-                Hugging Face Hub, or one of `kvatlas.tokenize`. A router that is asked can do without: it reads
+                Hugging Face Hub, or one of `kvatlas.tokenize`. Not needed if the index is a router's, which tokenizes
                 requests itself.
             timeout: Seconds within which the index must answer. If it does not, the request is left to LiteLLM.
-            wait: Seconds for which a request may wait here for an engine that has enough to do; 0: none waits.
-            policy: The policy, as `kvatlas.routing.Router` takes it.
-            options: Its options.
+            wait: Seconds for which a request may wait in the picker for a busy engine; 0 for no waiting.
+            policy: The policy, as in `kvatlas.routing.Router`.
+            options: Options of the policy.
 
         Raises:
             InvalidArgumentError: The URL, the key or a number cannot be used.
-            PolicyError: The policy is unknown, or it has no such option.
+            PolicyError: The policy is unknown, or has no option of a given name.
             TokenizerError: A tokenizer cannot be read.
         """
         super().__init__()
@@ -81,12 +82,12 @@ class Picker(CustomLogger):  # type: ignore[misc] # LiteLLM is not installed whe
         self.url = url
 
     def counts(self) -> dict[str, int]:
-        """The number of attempts by what became of their choice.
+        """The numbers of attempts, by the outcome of their choice.
 
         Returns:
-            dict of str to int: "picked" (by what engines hold), "by_load" and the reason why the prompt could not be
-            looked up, "left" to LiteLLM and why, "retries" (attempts that were kept from an engine that had failed
-            the call), and what the decision core counts, with "core_" before it.
+            dict of str to int: "picked" (by engines' caches), "by_load" with the reason why the prompt could not be
+            looked up, "left" (to LiteLLM) with the reason, "retries" (attempts that avoided an engine which had failed
+            the call), and the counts of `kvatlas.routing.Router` with the prefix "core_".
         """
         return {**self._counts, **{f"core_{name}": count for name, count in self._placer.counts().items()}}
 
@@ -102,7 +103,7 @@ class Picker(CustomLogger):  # type: ignore[misc] # LiteLLM is not installed whe
         request_kwargs: dict[str, Any] | None = None,
         parent_otel_span: Any = None,
     ) -> list[Deployment]:
-        """The deployments of the chosen engine, for one attempt of a call; LiteLLM's hook."""
+        """The deployments of the chosen engine, for one attempt of a call. A hook of LiteLLM."""
         try:
             return await self._pick(healthy_deployments, messages, request_kwargs or {})
         except Exception:  # noqa: BLE001 - what is wrong here must not fail a request
@@ -158,7 +159,7 @@ class Picker(CustomLogger):  # type: ignore[misc] # LiteLLM is not installed whe
         self._say("no answer", "requests are left to LiteLLM: %s", why.words)
 
     def _say(self, subject: str, words: str, *values: object, exc_info: bool = False) -> None:
-        """A line of the log, once a minute for each subject."""
+        """Write a line to the log, at most once a minute for each subject."""
         now = time.monotonic()
         if now - self._said.get(subject, -_QUIET) >= _QUIET:
             if len(self._said) > 1_000:
@@ -169,7 +170,7 @@ class Picker(CustomLogger):  # type: ignore[misc] # LiteLLM is not installed whe
     async def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncGenerator[Any, None]:
-        """The chunks of an answer, unchanged: the first one says that the prompt is computed; LiteLLM's hook."""
+        """The chunks of an answer, unchanged; the first reports the first token. A hook of LiteLLM."""
         is_first = True
         async for chunk in response:
             if is_first:
@@ -185,7 +186,7 @@ class Picker(CustomLogger):  # type: ignore[misc] # LiteLLM is not installed whe
         request_headers: dict[str, str] | None = None,
         litellm_call_info: dict[str, Any] | None = None,
     ) -> dict[str, str] | None:
-        """The headers about the decision, as the router has them; LiteLLM's hook."""
+        """The headers about the decision, named like the router's. A hook of LiteLLM."""
         shown = self._placer.shown(_text(data.get("litellm_call_id")))
         if shown is None:
             return None
@@ -195,7 +196,7 @@ class Picker(CustomLogger):  # type: ignore[misc] # LiteLLM is not installed whe
     async def async_log_success_event(
         self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
     ) -> None:
-        """Note a call's end; LiteLLM's hook."""
+        """Record that a call has ended. A hook of LiteLLM."""
         cached, output = _usage(response_obj)
         self._placer.finish(_text(kwargs.get("litellm_call_id")), cached, output)
 
@@ -206,7 +207,7 @@ class Picker(CustomLogger):  # type: ignore[misc] # LiteLLM is not installed whe
         user_api_key_dict: Any,
         traceback_str: str | None = None,
     ) -> None:
-        """Note that a call has failed, after its last attempt; LiteLLM's hook."""
+        """Record that a call has failed after its last attempt. A hook of LiteLLM."""
         self._placer.fail(_text(request_data.get("litellm_call_id")))
 
 
@@ -233,20 +234,20 @@ def _worker(deployment: Deployment, name_of: Any) -> str:
 
 
 def _noted(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The notes that LiteLLM keeps of a call."""
+    """The metadata that LiteLLM keeps with a call."""
     found = [kwargs.get(name) for name in ("metadata", "litellm_metadata")]
     return next((each for each in found if isinstance(each, Mapping) and "attempted_retries" in each), {})
 
 
 def _attempts(kwargs: Mapping[str, Any]) -> int | None:
-    """The number of attempts of a call before this one; None if LiteLLM does not say."""
+    """The number of earlier attempts of a call; None if LiteLLM does not report it."""
     about = _noted(kwargs)
     numbers = [about.get(name, 0) for name in ("attempted_retries", "attempted_fallbacks")]
     return sum(numbers) if about and all(isinstance(each, int) for each in numbers) else None
 
 
 def _last(kwargs: Mapping[str, Any], attempts: int | None) -> str | None:
-    """The id of the deployment that has failed the call before, as LiteLLM notes it."""
+    """The id of the deployment at which the call's last attempt failed, from LiteLLM's metadata."""
     return _id(dict(_noted(kwargs))) if attempts else None
 
 
@@ -259,7 +260,7 @@ def _asked(deployment: Deployment, messages: Sequence[Any] | None, kwargs: Mappi
 
 
 def _usage(answer: Any) -> tuple[int | None, int | None]:
-    """The cached and the generated tokens that an answer reports; None for what it does not."""
+    """The numbers of cached and of generated tokens that an answer reports; None if not reported."""
     usage = _field(answer, "usage")
     cached = _field(_field(usage, "prompt_tokens_details"), "cached_tokens")
     if cached is None:

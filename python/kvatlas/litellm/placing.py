@@ -1,4 +1,4 @@
-"""Decisions on the attempts of calls, and what became of them."""
+"""Decisions for the attempts of calls, and records of their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORGET = 600.0  # seconds after which an engine that no request could take is fo
 
 @dataclass
 class Call:
-    """A call of a client's: its last attempt, and the engines that failed it."""
+    """A client's call: its last attempt, and the engines at which attempts failed."""
 
     decision: Decision | None = None
     worker: str | None = None
@@ -29,7 +29,7 @@ class Call:
 
 
 class Placer:
-    """The decision core of the router, with the attempts of each call kept in mind."""
+    """Chooser of engines by `kvatlas.routing.Router`, which remembers the attempts of each call."""
 
     def __init__(
         self, policy: Any = "kvatlas", options: Mapping[str, Any] | None = None, wait: float = 0.0, seed: int = 0
@@ -43,19 +43,19 @@ class Placer:
         self._seen: dict[str, float] = {}
 
     def begin(self, call_id: str | None) -> None:
-        """Note that a call begins: another one by the same id, which clients may choose, is forgotten."""
+        """Record that a call begins. An earlier call with the same id, which clients may choose, is forgotten."""
         if call_id and (call := self._calls.pop(call_id, None)) and call.decision is not None:
             call.decision.failed()
 
     def untried(self, call_id: str | None, workers: Sequence[str], last: str | None = None) -> list[str]:
-        """The workers that have not failed a call; all of them if every one has.
+        """The workers at which no attempt of a call has failed; all of them if attempts have failed at every one.
 
-        If the call had an attempt, that has failed: a call is only placed again when it has.
+        An earlier attempt of the call counts as failed, since a call is only placed again after a failure.
 
         Args:
             call_id: LiteLLM's id of the call, the same for all its attempts.
-            workers: The workers of the deployments that can take it.
-            last: The worker of the attempt before, if it was not placed here.
+            workers: The workers of the deployments that can get the call.
+            last: The worker of the attempt before, if another component chose it.
         """
         if not call_id:
             return list(workers)
@@ -72,9 +72,9 @@ class Placer:
     async def place(
         self, call_id: str | None, workers: Sequence[str], asked: AskedPrompt, found: Holdings
     ) -> tuple[str | None, str]:
-        """The worker for an attempt, which counts as its work from now on, and the reason in a word.
+        """Choose the worker for an attempt, which counts as the worker's load from now on. Also returns the reason.
 
-        The worker is None if the policy would wait and nothing may, or the request was refused.
+        The worker is None if the policy would let the request wait, which is not possible, or the request was refused.
         """
         core = self._core_of(workers, found)
         core.expire()
@@ -96,20 +96,23 @@ class Placer:
         return decision.worker, decision.why
 
     def shown(self, call_id: str | None) -> tuple[str, int, str] | None:
-        """The worker of a call's last attempt, the tokens expected in its cache and the reason; None if not placed."""
+        """The worker of a call's last attempt, the tokens expected in its cache and the reason of the choice.
+
+        None if no worker was chosen.
+        """
         call = self._calls.get(call_id) if call_id else None
         if call is None or call.decision is None or call.worker is None:
             return None
         return call.worker, call.decision.cached_tokens, call.decision.why
 
     def first_token(self, call_id: str | None) -> None:
-        """Note that a call's answer has begun."""
+        """Record that a call's answer has begun."""
         call = self._calls.get(call_id) if call_id else None
         if call is not None and call.decision is not None:
             call.decision.first_token()
 
     def finish(self, call_id: str | None, cached_tokens: int | None, output_tokens: int | None) -> None:
-        """Note that a call has ended, with what the engine reported."""
+        """Record that a call has ended, with the token counts that the engine reported."""
         call = self._calls.get(call_id) if call_id else None
         if call is None or call.decision is None:
             return
@@ -118,14 +121,14 @@ class Placer:
         call.decision.finish(cached_tokens=cached, output_tokens=output)
 
     def fail(self, call_id: str | None, worker: str | None = None) -> None:
-        """Note that a call, or its attempt at a worker, has failed."""
+        """Record that a call, or its attempt at a worker, has failed."""
         call = self._calls.get(call_id) if call_id else None
         if call is None or call.decision is None or worker not in (None, call.worker):
             return
         call.decision.failed()
 
     def counts(self) -> dict[str, int]:
-        """The counts of the decision core."""
+        """The counts of the decisions."""
         total: Counter[str] = Counter()
         for core in self._cores.values():
             total.update(core.counts())
@@ -137,7 +140,7 @@ class Placer:
         return sum(core.in_flight for core in self._cores.values())
 
     def _core_of(self, workers: Sequence[str], found: Holdings) -> Router:
-        """The decision core for engines with the prompt's size of blocks, with these workers in it."""
+        """The `kvatlas.routing.Router` for engines with the prompt's block size, with the given workers added."""
         size = found.block_size or next((self._sizes[name] for name in workers if name in self._sizes), BLOCK_SIZE)
         core = self._cores.setdefault(size, self._cores.get(size) or self._make(block_size=size))
         now = time.monotonic()

@@ -1,7 +1,7 @@
-"""The router: stands in front of engines, and sends each request where it does the least harm.
+"""The router: stands in front of engines, and sends each request to the engine of least cost.
 
-`Router` runs it in this process, `run` until a signal ends it, as `kvatlas router` does. `RouterConfig` has its
-settings; `read_router_config` puts them together from flags, the environment and a file. `check` tests each engine.
+`Router` runs it in this process, `run` until a signal ends it, like `kvatlas router`. `RouterConfig` has its settings;
+`read_router_config` reads them from flags, the environment and a file. `check` tests each engine.
 """
 
 from kvatlas.router.config import (

@@ -1,4 +1,4 @@
-"""Python interface of the native router, and the watcher that keeps its engines up to date."""
+"""Python interface of the native router, and the watcher that passes on changes of its engines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def start(
     Args:
         config: The result of `RouterConfig.router_for_native`.
         policy: An object with `choose(request, candidates)`, instead of a policy by name.
-        keeper: Makes changes of the fleet for HTTP clients: takes a request and returns the answer, both as JSON.
+        keeper: Function that makes changes of the fleet for HTTP clients: its argument is a request, its result the
+            answer, both as JSON.
 
     Raises:
         ServiceError: The address cannot be bound, a certificate or a tokenizer cannot be used, or this build has no
@@ -56,7 +57,7 @@ def start(
 
 
 class EngineRegistry:
-    """Adapter that lets discovery follow engines without events: it registers engines only, no streams."""
+    """Adapter for engines without events: discovery registers their engines only, no streams."""
 
     def __init__(self, native: NativeRouter) -> None:
         self._native = native
@@ -124,7 +125,7 @@ class EngineRegistry:
 
 
 class Engines:
-    """Watcher that passes the engines found by discovery on to the native router.
+    """Watcher that passes engines found by discovery to the native router.
 
     An engine whose source reports it as not ready gets no requests: it is drained, or, if it was never ready, not added
     to the router yet.
@@ -140,7 +141,7 @@ class Engines:
         self._lock = threading.RLock()
 
     def listed(self, engine: Engine, ranks: Collection[int], drained: bool, /) -> None:
-        """Add or change a listed engine in the native router. `drained`: whether it gets no new requests."""
+        """Add or change a listed engine in the native router. `drained`: True if it gets no new requests."""
         with self._lock:
             self._listed[engine.worker] = self._config.engine_for_native(engine, ranks, drained=drained)
             self._tell(engine.worker)
@@ -150,9 +151,9 @@ class Engines:
 
         Args:
             engine: The engine.
-            drained: Whether it gets no new requests.
-            for_client: Whether a client over HTTP adds it.
-            is_same: Whether the earlier answers of the engine with this name still apply.
+            drained: True if the engine gets no new requests.
+            for_client: True if a client over HTTP adds the engine.
+            is_same: True if earlier answers of the engine with this name still apply.
 
         Raises:
             KvatlasError: The engine cannot be used.
@@ -169,14 +170,14 @@ class Engines:
                 self._found.pop(name, None)
 
     def undo(self, engine: Engine, before: Member | None) -> None:
-        """Undo an addition. `before`: the engine that had the name before; None if there was none."""
+        """Undo the addition of an engine. `before`: the engine that had the name before; None if there was none."""
         if before is not None and isinstance(before.entry, Engine):
             self.listed(before.entry, (), bool(before.drained))
         else:
             self.left(engine, False)
 
     def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
-        """Update an engine with the ranks and the block size that it has described."""
+        """Update an engine with the ranks and the block size that it has reported."""
         name = engine.worker
         with self._lock:
             if found is not None:
@@ -191,7 +192,7 @@ class Engines:
                 self._tell(name)
 
     def held(self, engine: Engine, held: bool, /) -> None:
-        """Stop sending new requests to an engine (`held`), or start again, as its source demands."""
+        """Stop sending new requests to an engine (`held`), or start again, as the engine's source requests."""
         name = engine.worker
         with self._lock:
             if held and name not in self._told:
@@ -206,7 +207,7 @@ class Engines:
                     self._native.drain_engine(name, held, True)
 
     def left(self, engine: Engine, comes_back: bool, /) -> None:
-        """Remove an engine that has left the list; if it will be listed again, only drop its earlier answers."""
+        """Remove an engine that is no longer listed. If it will be listed again, only drop its earlier answers."""
         with self._lock:
             self._found.pop(engine.worker, None)
             if comes_back:
@@ -238,5 +239,5 @@ class Engines:
 
 
 def _merged(listed: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an engine for the native router: its entry, completed by its own answers."""
+    """Settings of an engine for the native router: its entry, completed by the engine's own answers."""
     return {**listed, **{name: value for name, value in found.items() if name != "model" or name not in listed}}

@@ -23,10 +23,10 @@ logger = logging.getLogger("kvatlas.router")
 
 
 class Router(ServerHandle[native.NativeRouter]):
-    """Stands in front of engines and sends each request where it does the least harm, like `kvatlas router`.
+    """A router in this process, which sends each request to the engine of least cost, like `kvatlas router`.
 
-    It runs from its creation until `close`, or to the end of a `with` or `async with` block. Point any OpenAI client
-    at its `url`:
+    It runs from its creation until `close`, or to the end of a `with` or `async with` block. Point any OpenAI client at
+    its `url`:
 
         with Router(engines=["http://host-a:8000", "http://host-b:8000"]) as router:
             router.wait_ready(60)
@@ -49,17 +49,17 @@ class Router(ServerHandle[native.NativeRouter]):
         """Start the router.
 
         Args:
-            engines: Engines that requests are sent to, besides those of the configuration: `[NAME=]URL`.
-            config: All other settings; the defaults if not given.
+            engines: Engines to which requests are sent, besides those of the configuration: `[NAME=]URL`.
+            config: All other settings; None for the defaults.
             prefill: Engines that only compute prompts, for `decode` engines.
             decode: Engines that generate answers to prompts computed by `prefill` engines.
-            policy: A policy object of yours with `choose(request, candidates)`, instead of `config.router.policy`.
-            log: Whether the native part writes its log to stderr, as `config.log` says; the first service or router of
-                a process decides. The Python part logs to the logger "kvatlas".
+            policy: A policy object with `choose(request, candidates)`, instead of `config.router.policy`.
+            log: True to write the native part's log to stderr, as set by `config.log`; the first service or router of a
+                process decides. The Python part logs to the logger "kvatlas".
 
         Raises:
-            ConfigError: Something given cannot be used.
-            PolicyError: There is no such policy, or it has no such option.
+            ConfigError: An argument or a setting is invalid.
+            PolicyError: The policy is unknown, or has no option of a given name.
             ServiceError: The router cannot be started: the port is in use, a certificate cannot be read.
             TokenizerError: A tokenizer cannot be read.
         """
@@ -116,7 +116,7 @@ class Router(ServerHandle[native.NativeRouter]):
         super()._stop_discovery()
 
     def _first_orders(self) -> tuple[Orders, bool]:
-        """The orders from before the start, by the state file and the peers, and whether a peer has answered."""
+        """The orders (changes of engines) from the state file and the peers, and True if a peer has answered."""
         path = self._config.router.state_file
         file = None if path is None else StateFile(path)
         orders = Orders([] if file is None else file.read(), save=None if file is None else file.write)
@@ -143,41 +143,41 @@ class Router(ServerHandle[native.NativeRouter]):
     # The fleet
 
     def add_engine(self, engine: Engine | str, *, role: str | None = None) -> None:
-        """Send requests to an engine from now on, and follow its events, like those of the configuration.
+        """Send requests to an engine from now on, and receive its events.
 
         Raises:
-            ConfigError: The engine is not `[NAME=]URL`, or cannot be used.
-            ServiceError: It cannot be written down (code "state_not_written").
+            ConfigError: The engine is not `[NAME=]URL`, or is invalid.
+            ServiceError: The change cannot be written to the state file (code "state_not_written").
         """
         self._keeper.add(_in_role(Engine.of(engine), role))
 
     def remove_engine(self, name: str) -> None:
-        """Send an engine no more requests, and forget its blocks; open requests finish.
+        """Send no more requests to an engine, and forget its blocks; open requests finish.
 
         Raises:
-            ServiceError: There is no such engine (code "unknown_engine").
+            ServiceError: No engine has this name (code "unknown_engine").
         """
         self._keeper.change("remove", name)
 
     def drain_engine(self, name: str, *, drained: bool = True) -> None:
-        """Send an engine no new requests; with `drained=False`, send it requests again.
+        """Send no new requests to an engine; with `drained=False`, send it requests again.
 
         Raises:
-            ServiceError: There is no such engine (code "unknown_engine").
+            ServiceError: No engine has this name (code "unknown_engine").
         """
         self._keeper.change("drain" if drained else "undrain", name)
 
     def state(self) -> Any:
-        """The engines with their health and their work, as in `GET /workers`."""
+        """The engines with their health and their load, as in `GET /workers`."""
         return json.loads(self._native.state())
 
     def decisions(self, limit: int = 100) -> Any:
-        """The last decisions, as in `GET /decisions`."""
+        """The latest decisions, as in `GET /decisions`."""
         return json.loads(self._native.decisions(limit))
 
 
 def _at_start(discovery: Discovery, config: RouterConfig) -> list[dict[str, Any]]:
-    """The engines of the configuration, without those that were removed over HTTP, for the native router."""
+    """The engines of the configuration for the native router, without those that were removed over HTTP."""
     found = []
     for engine in config.engines:
         member = discovery.wanted.get((engine.worker, None))

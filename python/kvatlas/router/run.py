@@ -21,20 +21,20 @@ def run(
     reader: SettingsReader[RouterConfig] | None = None,
     remarks: Sequence[str] = (),
 ) -> int:
-    """Run a router until SIGTERM or SIGINT, then drain it. To be called in the main thread.
+    """Run a router until SIGTERM or SIGINT, then drain it. Must be called in the main thread.
 
     SIGHUP makes the router read its keys and certificates again, and its settings with the reader.
 
     Args:
-        config: The configuration; the defaults if not given.
-        reader: Reads the settings again on SIGHUP; only keys and certificates are if not given.
+        config: The configuration; None for the defaults.
+        reader: Reads the settings again on SIGHUP; None to read only keys and certificates.
         remarks: Warnings to log first, about options without effect.
 
     Returns:
         The exit status: 130 after SIGINT; else 0 if all requests were finished, 1 if some were cut off.
 
     Raises:
-        ConfigError: A setting cannot be used.
+        ConfigError: A setting is invalid.
         PolicyError: The policy or one of its options is unknown.
         ServiceError: The router cannot be started.
         TokenizerError: A tokenizer cannot be read.
@@ -76,7 +76,7 @@ def _greet(router: Router) -> None:
 
 
 def _knows(config: RouterConfig) -> str:
-    """Description, for the log, of how the router knows the contents of engines' caches."""
+    """Description, for the log, of the router's way to know the contents of engines' caches."""
     own = config.router
     if own.no_events:
         return "what engines hold is predicted from what was sent to them (--no-events)"

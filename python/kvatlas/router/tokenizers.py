@@ -1,4 +1,4 @@
-"""Resolution of a tokenizer: a path, or a model on the Hugging Face hub."""
+"""Resolution of a tokenizer setting: a path, or a model on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE = "none"
 
 
 def resolve(tokenizer: str) -> str | None:
-    """Tokenizer in the form that the native router takes: a path, `engine`, or None for a router without tokens.
+    """Tokenizer in the form of the native router: a path, `engine`, or None for a router without tokens.
 
     Raises:
         TokenizerError: Neither a file nor a model on the hub has this name, or the hub cannot be reached.

@@ -1,7 +1,7 @@
-"""Decide which engine takes a request, given the cache and the load of each.
+"""Choice of the engine for a request, given the cache and the load of each engine.
 
 `Router` chooses and reserves in one step, and keeps track of load. `policy_names` lists the policies that come with
-kvatlas; one of your own is a class with `choose(request, candidates)` (`ArrayPolicy`), named as `module:Class`.
+kvatlas; a user's policy is a class with `choose(request, candidates)` (`ArrayPolicy`), named as `module:Class`.
 """
 
 from kvatlas._native import Candidates, Decision, RoutedRequest, policy_names

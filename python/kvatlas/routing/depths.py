@@ -1,4 +1,4 @@
-"""Protocol of the part of a match that a decision uses."""
+"""Protocol of the part of a match (the depths of workers) that a decision uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Depths(Protocol):
-    """Part of `kvatlas.Match` that a decision uses."""
+    """The part of `kvatlas.Match` that a decision uses: the depths of workers."""
 
     def scores(self) -> dict[str, int]:
-        """Leading blocks of the prompt that each worker holds; workers that hold none are absent."""
+        """Number of leading blocks of the prompt by worker; workers that hold none are absent."""

@@ -1,4 +1,4 @@
-"""Users' own policies: classes found by name."""
+"""Routing policies of users: classes found by name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kvatlas.errors import PolicyError
 
 
 def check_name(name: str) -> None:
-    """Check that a policy by this name comes with kvatlas.
+    """Check that a policy of a given name comes with kvatlas.
 
     Raises:
-        PolicyError: The name is unknown; the message has the nearest name, or all names.
+        PolicyError: The name is unknown; the message has the most similar name, or all names.
     """
     names = policy_names()
     if name not in names:
@@ -31,7 +31,7 @@ def check_name(name: str) -> None:
 
 
 def own_policy(name: str, seed: int, options: Mapping[str, Any] | None = None) -> object:
-    """An instance of the class at `module:Class`, created as `Class(seed, **options)`, or without a seed.
+    """Create an instance of the policy class at `module:Class`, as `Class(seed, **options)`, or without a seed.
 
     Modules are looked for where Python looks, and in the working directory.
 
@@ -61,7 +61,7 @@ def own_policy(name: str, seed: int, options: Mapping[str, Any] | None = None) -
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of an error in a user's code: neither in kvatlas nor in Python's import system."""
+    """The stack frames of an error that are in a user's code: neither in kvatlas nor in Python's import system."""
     ours = str(Path(kvatlas.__file__).parent) + os.sep
     imports = str(Path(importlib.__file__).parent) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
@@ -69,7 +69,7 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def own_traceback(error: BaseException) -> str:
-    """The part of an error's traceback that is in a user's code; empty if none is."""
+    """The part of an error's traceback that is in a user's code; empty if there is none."""
     frames = own_frames(error)
     if not frames:
         # A module with a syntax error is not compiled, so the error is in no frame of the module's own.

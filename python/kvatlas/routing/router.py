@@ -1,4 +1,4 @@
-"""The router: chooses a worker for each request, and keeps track of load."""
+"""`Router`, which chooses a worker for each request, and keeps track of load."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _LOOK_AGAIN = 0.02  # seconds
 
 
 class ArrayPolicy(Protocol):
-    """Picks a worker for each request: the protocol of a policy of your own.
+    """Protocol of a user's policy, which picks a worker for each request.
 
     Name it as `module:Class`: the router creates `Class(seed)`, with the options as keywords; or without the seed, if
-    it takes none. If it does not use depths, set the attribute `uses_index = False`: prompts are then not looked up for
-    it.
+    it accepts none. If it does not use depths, set the attribute `uses_index = False`: prompts are then not looked up
+    for it.
 
     These optional methods notify it of the progress of requests. `number` is the request's, as in `RoutedRequest`;
     `now` is in seconds and never goes back.
 
     - `sent(request, worker, now)`: a request goes to `worker`, a pair of name and rank, by any policy's choice.
-    - `first_token(number, now)`: its prompt is computed.
-    - `ended(number, output_tokens, now)`: it has ended, in whatever way. `output_tokens` is the length of each of its
-      answers, None if unknown.
+    - `first_token(number, now)`: the request's first token was generated.
+    - `ended(number, output_tokens, now)`: the request has ended, successfully or not. `output_tokens` is the length of
+      each of its answers, None if unknown.
     """
 
     def choose(self, request: RoutedRequest, candidates: Candidates) -> int | None:
-        """The row of `candidates` that takes the request; None to let it wait in the router."""
+        """Choose the row of `candidates` that gets the request; None to let it wait in the router."""
 
 
 class Router(_native.Router):
-    """Chooses a worker for each request, and keeps track of what was sent, what runs, and how fast each worker is.
+    """Chooses a worker for each request, and tracks the requests, the load and the speed of each worker.
 
-    `choose` selects and reserves in one step; report what becomes of the request with the methods of the `Decision`.
+    `choose` selects and reserves in one step; report the progress of the request with the methods of the `Decision`.
     Without an index, tokens or a trusted worker it still decides, and the decision's `why` gives the reason.
 
     Args:
         policy: A name of `policy_names()`, `module:Class`, or an object with `choose(request, candidates)`.
         workers: Names of the workers, or (name, rank) of each.
-        block_size: Tokens of a block.
+        block_size: Number of tokens in a block.
         seed: Seed of all random choices, from 0 to 2**64 - 1.
         options: Options of the policy.
         settings: Settings of the router, by the names of the Rust crate's `Config`; `order` is "least-work" or "fcfs",
@@ -62,7 +62,7 @@ class Router(_native.Router):
         settings: Mapping[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> Self:
-        """Create a router; see the class for its arguments. Raises `PolicyError`."""
+        """Create a router; its arguments are described at the class. Raises `PolicyError`."""
         made: Any = policy
         options, settings = _as_dict(options, "options"), _as_dict(settings, "settings")
         if isinstance(policy, str) and ":" in policy:
@@ -81,9 +81,9 @@ class Router(_native.Router):
         )
 
     async def choose_async(self, **request: Any) -> Decision:
-        """Choose as `choose` does, but await a request that waits in the router: the decision never `waits`.
+        """Choose like `choose`, but await a request that waits in the router: the decision never `waits`.
 
-        Cancelling takes the request out of the queue.
+        Cancelling removes the request from the queue.
         """
         decision = self.choose(**request)
         try:

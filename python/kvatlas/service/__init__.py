@@ -1,7 +1,7 @@
-"""The service: follows engines' events and answers over HTTP how much of a prompt each engine holds.
+"""The service: receives engines' events and answers over HTTP how much of a prompt each engine holds.
 
-`Service` runs it in this process, `serve` until a signal ends it, as `kvatlas serve` does. `Config` has its settings;
-`read_config` puts them together from flags, the environment and a file.
+`Service` runs it in this process, `serve` until a signal ends it, like `kvatlas serve`. `Config` has its settings;
+`read_config` reads them from flags, the environment and a file.
 """
 
 from kvatlas.service.config import (

@@ -1,7 +1,7 @@
-"""Sender of a site's digests to the service above sites.
+"""Sender of a site's digests (sparse summaries of its index) to the service above many sites.
 
 Every few seconds the native part makes a digest of the changes in each keyspace, and a thread sends it. If the other
-service has missed a digest, or has restarted, it asks for a whole digest.
+service has missed a digest, or has restarted, it requests a whole digest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Name = tuple[str, str]  # model and routing group
 
 
 class Source(Protocol):
-    """Source of digests: the native service."""
+    """Interface of a source of digests: the native service."""
 
     def site_digests(self, site: str, whole: Iterable[Name] = ..., /) -> list[tuple[str, str, int, bytes]]: ...
 

@@ -43,7 +43,7 @@ class _Text(logging.Formatter):
 
 
 def configure(config: LogConfig, stream: TextIO | None = None) -> logging.Handler:
-    """Send the logs of kvatlas, but not of other libraries, to stderr."""
+    """Send the logs of kvatlas, but not of other libraries, to a stream, by default stderr."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if config.format == "json" else _Text())
     logger = logging.getLogger("kvatlas")
@@ -54,6 +54,6 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> logging.Handle
 
 
 def write_lines(*lines: str) -> None:
-    """Write lines to stderr in one piece, as other threads, including native ones, log there too."""
+    """Write lines to stderr in one piece, because other threads, including native ones, log there too."""
     sys.stderr.write("\n".join(lines) + "\n")
     sys.stderr.flush()

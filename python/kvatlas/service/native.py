@@ -12,7 +12,7 @@ from kvatlas.service.config import Config, Stream
 
 
 class Native(Protocol):
-    """Methods of `kvatlas._native.Service` that a router has, too. Every method may be called from any thread."""
+    """Methods of `kvatlas._native.Service` that `RouterServer` has, too. All may be called from any thread."""
 
     @property
     def address(self) -> str: ...
@@ -63,12 +63,15 @@ def start(config: dict[str, Any]) -> NativeService:
 
 
 def registration(worker: str, endpoint: str, *, source: str, **about: Any) -> str:
-    """Registration for the native service, in JSON: a client's form (`about`) and the source of the registration."""
+    """Registration of a stream for the native service, in JSON.
+
+    `about`: the fields of a client's registration; `source`: the origin of the registration.
+    """
     return json.dumps({**requests.registration(worker, endpoint, **about), "source": source})
 
 
 def about_stream(stream: Stream, config: Config) -> dict[str, Any]:
-    """Registration of a stream without its worker and endpoint. `config` has the default values."""
+    """Fields of a stream's registration without its worker and endpoint. `config` has the default values."""
     return {
         "model": stream.model or config.model or "",
         "block_size": stream.block_size or config.block_size or 0,

@@ -1,10 +1,10 @@
-"""Fetcher of another service's snapshot, to start with that service's state.
+"""Fetcher of another service's snapshot, so that a service starts with the other's state.
 
-The snapshot comes in parts, each by a request of its own, so that a lost connection costs one part. All parts belong to
+The snapshot comes in parts, each by a separate request, so that a lost connection costs one part. All parts belong to
 one snapshot: if the other service has dropped it, the client starts over.
 
 If a name has several replicas, the first one that is ready is asked, and the next one if that fails. A replica that is
-not ready is not asked, as it has no more state than the client.
+not ready is not asked, since it has no more state than the client.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PATIENT = (408, 429, 502, 503, 504)  # answers after which the same request may
 
 
 class SnapshotFetcher:
-    """Fetches the snapshot in a thread, and hands it to the native service, whose streams wait for it."""
+    """Thread that fetches a snapshot, and passes it to the native service, whose streams wait for it."""
 
     def __init__(
         self, config: SnapshotConfig, to: native.Native, own: str, ssl_context: ssl.SSLContext | None = None
@@ -50,7 +50,7 @@ class SnapshotFetcher:
         """Start to fetch the snapshot.
 
         Args:
-            config: Settings that say where the snapshot comes from.
+            config: Settings with the source of the snapshot.
             to: The native service that gets the snapshot.
             own: The IP address and port of this service, which is left out.
             ssl_context: The TLS context; one that trusts the system's certificates if not given.
@@ -124,14 +124,14 @@ def fetch_from_any(
         out: An empty file for the snapshot.
         stop: The call gives up when this is set.
         max_bytes: The largest size of a snapshot.
-        ssl_context: The TLS context; one that trusts the system's certificates if not given.
+        ssl_context: The TLS context; None for one that trusts the system's certificates.
 
     Returns:
         The URL of the replica that sent it; None if there is no other replica, or none is ready.
 
     Raises:
-        ServiceError: Some are ready, but none gives its snapshot, or not in time; or the name server does not answer
-            (code "snapshot_failed").
+        ServiceError: A replica is ready, but none sends its snapshot in time; or the name server does not answer (code
+            "snapshot_failed").
     """
     name, port, is_https = replicas.checked_name(peer)
     if is_https and ssl_context is None:
@@ -213,10 +213,11 @@ def fetch(
         timeout: Time limit for the whole call, in seconds.
         out: An empty file for the snapshot.
         stop: The call gives up when this is set.
-        ssl_context: The TLS context; one that trusts the system's certificates if not given.
-        failures: Consecutive requests that may fail to reach the service; unlimited within `timeout` if not given.
+        ssl_context: The TLS context; None for one that trusts the system's certificates.
+        failures: Maximum number of consecutive requests that fail to reach the service; None for no limit within
+            `timeout`.
         max_bytes: The largest size of a snapshot.
-        certified: The name that the service's certificate must have; the URL's host if not given.
+        certified: The host name that the service's certificate must have; None for the URL's host.
 
     Raises:
         ServiceError: The snapshot cannot be fetched, not in time, or is too large (code "snapshot_failed").
@@ -337,7 +338,7 @@ def _beginning(answer: httpx.Response) -> bytes:
 
 
 def _said(answer: httpx.Response) -> str:
-    """Error message in an answer that is not a snapshot."""
+    """The error message in an answer that is not a snapshot."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         error = json.loads(_beginning(answer))["error"]
         # A router says it in the form in which engines do.

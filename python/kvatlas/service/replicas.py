@@ -1,4 +1,4 @@
-"""Resolution of one name to the addresses of replicas.
+"""Resolution of one host name to the addresses of replicas.
 
 `dns:NAME:PORT` means every address of NAME; a headless Service of Kubernetes has those of its pods.
 `dns+https:NAME:PORT` means the same with TLS, where each replica has a certificate of NAME.
@@ -21,7 +21,7 @@ _PASSING = (socket.EAI_AGAIN, getattr(socket, "EAI_SYSTEM", socket.EAI_AGAIN))
 
 
 class ReplicaName(NamedTuple):
-    """Name that resolves to the addresses of replicas, with their port and whether they use TLS."""
+    """A host name that resolves to the addresses of replicas, with their port, and True if they use TLS."""
 
     host: str
     port: int

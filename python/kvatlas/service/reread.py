@@ -1,4 +1,4 @@
-"""Settings that can be read again while a service or a router runs (SIGHUP), and names of the others."""
+"""Settings that can be read again while a service or a router runs (SIGHUP), and changes that need a restart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ C = TypeVar("C", bound=Config)
 
 
 class ChangeableServer(Protocol):
-    """Service or router whose settings change while it runs."""
+    """Interface of a service or router whose settings change while it runs."""
 
     @property
     def config(self) -> Config: ...
@@ -36,13 +36,13 @@ class ChangeableServer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SettingChange:
-    """Change of a setting: the running value and another one.
+    """A change of a setting: the running value and the new one.
 
     Attributes:
         name: The setting's name in the file.
         before: The running value, in the form of a file.
-        now: The other value, in the same form.
-        needs_restart: Whether the running value stays in force until a restart.
+        now: The new value, in the form of a file.
+        needs_restart: True if the running value stays in force until a restart.
     """
 
     name: str
@@ -52,7 +52,7 @@ class SettingChange:
 
 
 def compare(schema: Schema[Any], running: Config, now: Config) -> Iterator[SettingChange]:
-    """Changes of the settings with a single value."""
+    """List the changes of the settings with a single value."""
     for key in schema.keys.values():
         before, after = _value(running, key), _value(now, key)
         if before != after:
@@ -60,7 +60,7 @@ def compare(schema: Schema[Any], running: Config, now: Config) -> Iterator[Setti
 
 
 def merge(schema: Schema[C], running: C, now: C) -> C:
-    """Running configuration, with the values of another that can change without a restart."""
+    """The running configuration, with those values of another one that can change without a restart."""
     changed: dict[str, dict[str, Any]] = {}
     for key in schema.keys.values():
         if key.reread == "value":
@@ -72,14 +72,15 @@ def merge(schema: Schema[C], running: C, now: C) -> C:
 
 
 class SettingsReader(Generic[C]):
-    """Reader of the settings of a running service or router, from the same places as at its start."""
+    """Reader of the settings of a running service or router, from the same sources as at its start."""
 
     def __init__(self, schema: Schema[C], read: Callable[[], C]) -> None:
         """Create a reader.
 
         Args:
-            schema: The settings.
-            read: Reads the settings again from the flags, the environment and the file. Raises `ConfigError`.
+            schema: The declaration of the settings.
+            read: Function that reads the settings again from the flags, the environment and the file. Raises
+                `ConfigError`.
         """
         self._schema = schema
         self._read = read
@@ -151,7 +152,7 @@ def _value(config: Config, key: Key) -> Any:
 
 
 def _shown(key: Key, value: Any) -> str:
-    """Value in the form of a file, without passwords in addresses."""
+    """A setting's value in the form of a file, without passwords in addresses."""
     return "not set" if value is None else _PASSWORD.sub("//***@", key.kind.show(value))
 
 

@@ -24,14 +24,14 @@ logger = logging.getLogger("kvatlas.service")
 
 _POLL = 0.1  # seconds between looks at readiness, until it is there
 AFTER_DRAIN = 30.0
-"""Seconds that the last snapshot, and the end of threads, may take after the time limit for open requests."""
+"""Time for the last snapshot and the end of threads, after the time limit for open requests, in seconds."""
 _CUT_OFF = 1  # the exit status if requests were cut off
 _INTERRUPTED = 128 + signal.SIGINT  # and after Ctrl-C, as shells have it
 _R = TypeVar("_R", bound="StoppableServer")
 
 
 class StoppableServer(ChangeableServer, Protocol):
-    """Service or router that can be stopped."""
+    """Interface of a service or router that can be stopped."""
 
     @property
     def address(self) -> str: ...
@@ -47,15 +47,13 @@ def _end_at_once(number: int) -> None:
 
 
 def serve(config: Config | None = None, reader: SettingsReader[Config] | None = None) -> int:
-    """Run a service until SIGTERM or SIGINT, then drain it. To be called in the main thread.
-
-    SIGHUP makes the service read its keys and certificates again, and its settings with the reader.
+    """Run a service until SIGTERM or SIGINT, then drain it. Must be called in the main thread.
 
     Returns:
         The exit status: 130 after SIGINT; else 0 if all requests were finished, 1 if some were cut off.
 
     Raises:
-        ConfigError: A setting cannot be used.
+        ConfigError: A setting is invalid.
         ServiceError: The service cannot be started.
     """
     config = config or Config()
@@ -69,20 +67,22 @@ def run_until_stopped(
     ready: Callable[[_R], None],
     reader: SettingsReader[Any] | None = None,
 ) -> int:
-    """Run the server that `start` returns until SIGTERM or SIGINT, then drain it. To be called in the main thread.
+    """Run the server that `start` returns until SIGTERM or SIGINT, then drain it.
+
+    Must be called in the main thread.
 
     Args:
         log: The settings of the log.
         start: Starts the server.
         greet: Prints that the server listens.
         ready: Prints that the server is ready.
-        reader: Reads the settings again on SIGHUP; only keys and certificates are if not given.
+        reader: Reads the settings again on SIGHUP; None to read only keys and certificates.
 
     Returns:
         The exit status: 130 after SIGINT; else 0 if all requests were finished, 1 if some were cut off.
 
     Raises:
-        ServiceError: It cannot be started, or systemd passed a socket that it does not listen with.
+        ServiceError: The server cannot be started, or systemd passed a socket that it does not use.
     """
     handler = logs.configure(log)
     try:

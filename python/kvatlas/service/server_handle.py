@@ -34,7 +34,7 @@ N = TypeVar("N", bound=native.Native)
 
 
 class ServerHandle(Generic[N]):
-    """Service or router that runs until `close`, or to the end of a `with` or `async with` block."""
+    """A service or router that runs until `close`, or to the end of a `with` or `async with` block."""
 
     _what: str  # what messages call it
 
@@ -50,34 +50,37 @@ class ServerHandle(Generic[N]):
 
     @property
     def url(self) -> str:
-        """The URL, for this machine."""
+        """The URL of the server, for this machine."""
         return self._url
 
     @property
     def address(self) -> str:
-        """The IP address and port that it listens on."""
+        """The IP address and port on which the server listens."""
         return self._native.address
 
     @property
     def admin_address(self) -> str | None:
-        """The IP address and port of health, readiness and metrics; None if they have no address of their own."""
+        """The IP address and port of health, readiness and metrics; None if they have no separate address."""
         return self._native.admin_address
 
     @property
     def entries(self) -> tuple[Engine | Stream, ...]:
-        """The engines and streams from its configuration and its engines file."""
+        """The engines and streams of the configuration and the engines file."""
         return self._discovery.entries
 
     def workers(self) -> list[WorkerStatus]:
-        """Return the workers that are followed, each with the status of its event streams."""
+        """Return the workers whose events the server receives, each with the status of its streams."""
         return worker_statuses(json.loads(self._native.workers()))
 
     def engines(self) -> list[EngineStatus]:
-        """Return the engines and streams of the configuration and the engines file, registered or not, and why not."""
+        """Return the configured engines and streams, each with the reason if it is not registered.
+
+        The engines file counts as part of the configuration.
+        """
         return engine_statuses(json.loads(self._native.engines()))
 
     def reload(self) -> None:
-        """Read keys and certificates from their files again, as happens by itself a few seconds after they change.
+        """Read keys and certificates from their files again, which also happens a few seconds after they change.
 
         Raises:
             ServiceError: A key or certificate cannot be used; the old ones stay in use.
@@ -85,10 +88,10 @@ class ServerHandle(Generic[N]):
         self._native.reload()
 
     def change(self, config: Config) -> None:
-        """Use a configuration that differs from its own only in settings that can change without a restart.
+        """Use another configuration, which may differ only in settings that can change without a restart.
 
         Raises:
-            KvatlasError: They cannot be used.
+            KvatlasError: A setting is invalid.
         """
         http = {
             name: key.kind.native(getattr(config.http, name))
@@ -100,10 +103,10 @@ class ServerHandle(Generic[N]):
         self._config = config
 
     def replace_entries(self, config: Config) -> bool:
-        """Follow the engines and streams of a configuration instead of those of the configuration so far.
+        """Use the engines and streams of another configuration instead of the present ones.
 
         Returns:
-            False if that needs a restart, because there were none at the start.
+            False if a restart is needed, because there were none at the start.
         """
         if self._thread is None:
             return False
@@ -120,17 +123,17 @@ class ServerHandle(Generic[N]):
         """Wait until the first replay of each engine has ended; for a router, until an engine is usable.
 
         Raises:
-            ServiceError: That took too long (code "not_ready"), or it was closed (code "closed").
+            ServiceError: The time limit passed (code "not_ready"), or the server was closed (code "closed").
         """
         deadline = time.monotonic() + timeout
         while not self._is_ready(deadline, timeout):
             time.sleep(_POLL)
 
     async def wait_ready_async(self, timeout: float = 60.0) -> None:
-        """Wait as `wait_ready` does, for asyncio.
+        """Wait like `wait_ready`, for asyncio.
 
         Raises:
-            ServiceError: That took too long (code "not_ready"), or it was closed (code "closed").
+            ServiceError: The time limit passed (code "not_ready"), or the server was closed (code "closed").
         """
         deadline = time.monotonic() + timeout
         while not self._is_ready(deadline, timeout):
@@ -147,13 +150,13 @@ class ServerHandle(Generic[N]):
         return False
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Stop in order. Returns True if everything ended in time.
+        """Stop the server in order. Returns True if everything ended in time.
 
         Reports not ready, continues for `config.drain_delay`, then accepts no more connections, finishes open requests
         and ends the streams.
 
         Args:
-            timeout: Time limit in seconds for open requests; `config.drain_timeout` if not given.
+            timeout: Time limit in seconds for open requests; None for `config.drain_timeout`.
         """
         config = self._config
         self._native.leave()
@@ -161,7 +164,7 @@ class ServerHandle(Generic[N]):
         return self._native.drain(config.drain_timeout if timeout is None else timeout, config.drain_delay)
 
     def close(self) -> None:
-        """Stop at once. Closing again does nothing."""
+        """Stop the server at once. Further calls do nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -190,7 +193,10 @@ class ServerHandle(Generic[N]):
         return self._thread
 
     def _fetch_snapshot(self, authorities: Path | None = None) -> None:
-        """Start to fetch the snapshot of a peer, if one is configured. Checks certificates against the authorities."""
+        """Start to fetch the snapshot of a peer, if one is configured.
+
+        Certificates are checked against `authorities`.
+        """
         peer, http = self._config.snapshot.peer, self._config.http
         if peer is None:
             return
@@ -210,7 +216,7 @@ class ServerHandle(Generic[N]):
 
 
 class DiscoveryThread:
-    """Thread that runs discovery."""
+    """Thread that runs discovery of engines."""
 
     def __init__(self, discovery: Discovery, to: native.Native) -> None:
         self._discovery = discovery
@@ -229,7 +235,7 @@ class DiscoveryThread:
                 self._native.release(HOLD)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
-        """Start a coroutine in discovery's loop, from another thread.
+        """Start a coroutine in the event loop of discovery, from another thread.
 
         Raises:
             RuntimeError: The loop has ended.
@@ -237,7 +243,7 @@ class DiscoveryThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def replace_given(self, config: Config) -> None:
-        """Follow the engines and streams of another configuration."""
+        """Use the engines and streams of another configuration."""
         self._loop.call_soon_threadsafe(self._discovery.replace_given, config)
 
     def stop(self) -> None:
@@ -247,7 +253,7 @@ class DiscoveryThread:
 
 
 def registration_of(stream: Stream, config: Config) -> str:
-    """Registration of a stream, in JSON, for the native part. `config` has the default values."""
+    """Registration of a stream for the native part, in JSON. `config` has the default values."""
     about = native.about_stream(stream, config)
     return native.registration(stream.worker, stream.endpoint, source=f"stream of {stream.worker}", **about)
 

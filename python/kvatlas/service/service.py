@@ -1,4 +1,4 @@
-"""A service in this process."""
+"""A service within this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvatlas.tokenize import AnyTokenizer, Tokenizer
 
 
 class Service(ServerHandle[native.NativeService]):
-    """Follows engines and answers over HTTP how much of a prompt each worker holds, like `kvatlas serve`.
+    """A service in this process, which answers how much of a prompt each worker holds, like `kvatlas serve`.
 
     It runs from its creation until `close`, or to the end of a `with` or `async with` block:
 
@@ -41,15 +41,16 @@ class Service(ServerHandle[native.NativeService]):
         """Start the service.
 
         Args:
-            engines: Engines that are asked where their events are, besides those of the configuration: `[NAME=]URL`.
+            engines: Engines that are asked for the addresses of their events, besides those of the configuration:
+                `[NAME=]URL`.
             streams: Streams registered by hand, besides those of the configuration:
                 `WORKER=tcp://HOST:PORT,model=...,block_size=...`.
-            config: All other settings; the defaults if not given.
-            log: Whether the native part writes its log to stderr, as `config.log` says; the first service of a process
+            config: All other settings; None for the defaults.
+            log: True to write the native part's log to stderr, as set by `config.log`; the first service of a process
                 decides. The Python part logs to the logger "kvatlas".
 
         Raises:
-            ConfigError: Something given cannot be used.
+            ConfigError: An argument or a setting is invalid.
             ServiceError: The service cannot be started: the port is in use, a certificate cannot be read.
         """
         given = config or Config()
@@ -92,11 +93,11 @@ class Service(ServerHandle[native.NativeService]):
     def client(
         self, *, timeout: float = 30.0, tokenizer: Tokenizer | None = None, client_cert: ClientCert | None = None
     ) -> Client:
-        """A client of the service, closed together with it.
+        """Create a client of the service, closed together with it.
 
         Args:
             timeout: Seconds that an answer may take.
-            tokenizer: Makes tokens of text and messages.
+            tokenizer: Converts text and messages to tokens.
             client_cert: The PEM files of a certificate and of its key; needed if the service has `http.tls_client_ca`.
 
         Raises:
@@ -114,11 +115,13 @@ class Service(ServerHandle[native.NativeService]):
     def async_client(
         self, *, timeout: float = 30.0, tokenizer: AnyTokenizer | None = None, client_cert: ClientCert | None = None
     ) -> AsyncClient:
-        """A client of the service for asyncio. Close it yourself: `async with service.async_client() as client`.
+        """Create a client of the service for asyncio, to be closed by the caller.
+
+        Use it as `async with service.async_client() as client`.
 
         Args:
             timeout: Seconds that an answer may take.
-            tokenizer: Makes tokens of text and messages.
+            tokenizer: Converts text and messages to tokens.
             client_cert: The PEM files of a certificate and of its key; needed if the service has `http.tls_client_ca`.
 
         Raises:
@@ -154,10 +157,12 @@ class Service(ServerHandle[native.NativeService]):
         aliases: Iterable[str] | None = None,
         adapters: Iterable[str] | None = None,
     ) -> bool:
-        """Register a rank of a worker. Returns True if it is new. The arguments are those of `Client.register`.
+        """Register a rank of a worker with the service, with the arguments of `Client.register`.
+
+        Returns True if the rank is new.
 
         Raises:
-            ConfigError: Something given cannot be used.
+            ConfigError: An argument is not valid.
             ServiceError: The registration was refused, with the code of the HTTP interface.
         """
         entry = Stream(
@@ -178,9 +183,10 @@ class Service(ServerHandle[native.NativeService]):
         return self._register(entry)
 
     def unregister(self, worker: str, *, rank: int | None = None) -> int:
-        """Unregister a worker, or one rank of it; returns the number of ranks.
+        """Unregister a worker, or one rank of it. Returns the number of ranks that were unregistered.
 
-        An engine or stream of the configuration or of the file is registered again when it is next looked at.
+        An engine or stream that is listed in the configuration or in the engines file is registered again at the next
+        look.
 
         Raises:
             ServiceError: The worker or rank is not registered.
@@ -188,7 +194,7 @@ class Service(ServerHandle[native.NativeService]):
         return self._native.unregister(worker, rank)
 
     def close(self) -> None:
-        """Stop the service at once. Closing again does nothing."""
+        """Stop the service at once. Further calls have no effect."""
         super().close()
         with self._lock:  # after which no more are made
             clients, self._clients = self._clients, []

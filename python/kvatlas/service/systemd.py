@@ -1,4 +1,4 @@
-"""Messages to systemd, and the sockets that it opens for a service."""
+"""Messages to systemd, and the listening sockets that systemd opens for a service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("kvatlas.service")
 
 
 def notify(*lines: str) -> None:
-    """Send lines such as `READY=1` to systemd, if it started this process and waits for them (`Type=notify`)."""
+    """Send lines such as `READY=1` to systemd, if systemd started this process and waits for them (`Type=notify`)."""
     at = os.environ.get("NOTIFY_SOCKET")
     if not at:
         return
@@ -29,7 +29,7 @@ def take_sockets() -> None:
     """Take over the listening sockets that systemd started this process with (`LISTEN_FDS`), if there are any.
 
     Raises:
-        ServiceError: One of them cannot be used.
+        ServiceError: A socket cannot be used.
     """
     taken = adopt_sockets()
     if taken:
@@ -37,7 +37,7 @@ def take_sockets() -> None:
 
 
 def check_sockets(*addresses: str | None) -> None:
-    """Check that all sockets taken over from systemd are in use. `addresses`: those that the server listens at.
+    """Check that every socket taken over from systemd is in use. `addresses`: addresses at which the server listens.
 
     Raises:
         ServiceError: A socket is not in use.

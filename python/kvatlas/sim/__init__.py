@@ -1,7 +1,7 @@
-"""Simulation of engines and workloads, which runs a fleet on a laptop.
+"""Simulation of a fleet of inference engines and its workload, small enough for a laptop.
 
-`Engine` is a mock of an inference engine's KV cache (a paged block pool as vLLM has it) in virtual time; `generate`
-makes a workload and `read_trace` reads one.
+`Engine` imitates an inference engine's KV cache (a paged block pool, as in vLLM) in virtual time. `generate` makes a
+workload; `read_trace` reads a recorded one.
 """
 
 from kvatlas.sim.engine import Engine

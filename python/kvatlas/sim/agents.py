@@ -1,13 +1,14 @@
 """Generated workload of coding agents, with the lengths, pauses and sub-agents of recorded sessions.
 
-A session begins with a prompt of tools and instructions, which sessions of the same kind share, and sends its growing
-context again with every tool's result or person's text. Sometimes the context is rewritten, or compacted: nothing but
-the shared part stays. Sometimes a turn starts sub-agents; they begin with tools of their own, work side by side, and
-the session goes on when all have ended.
+A session begins with a prompt of tool definitions and instructions, which all sessions of the same kind share. Each
+further request repeats the whole context and adds a tool's result or a person's text. Sometimes the context is
+rewritten or compacted: then only the shared part remains. Sometimes a request starts sub-agents; they have tool
+definitions of their own and run side by side, and the session continues when all sub-agents have ended.
 
-The constants are those of 710 recorded Claude Code sessions (github.com/callanjfox/kv-cache-tester, commit 94f6046),
-except for sub-agents, which are rare there: a third of the sessions start some here. A trace is made in blocks of 512
-tokens, and says which requests wait for which; its times are those of idle engines. Everything follows from the seed.
+The constants are taken from 710 recorded Claude Code sessions (github.com/callanjfox/kv-cache-tester, commit 94f6046),
+except for sub-agents, which are rare in the recordings: a third of the sessions start some here. A trace has blocks of
+512 tokens and names, for each request, the requests that must end before it starts; start times are those on idle
+engines. The seed determines the whole trace.
 """
 
 from __future__ import annotations
@@ -36,24 +37,25 @@ class AgentConfig:
     """Settings of a workload of agents. Lengths are medians in tokens (log-normal).
 
     Attributes:
-        requests: Number of requests in all, the first ones by time.
+        requests: Number of requests in the trace; later ones are left out.
         seed: Seed of all random choices.
-        session_rate: Sessions that begin in an hour.
-        kinds: Kinds of sessions, with tools and instructions of their own; the k-th is 1 / k as frequent as the first.
-        tools: Tokens of a kind's tools and instructions.
+        session_rate: Number of sessions that begin in an hour.
+        kinds: Number of kinds of sessions; each has its own tools and instructions. The k-th is 1 / k as frequent as
+            the first.
+        tools: Tokens of the tools and instructions of a kind.
         first: Tokens of a session's first prompt after the tools and instructions.
-        grown: New tokens of each further prompt, beside the answer before.
+        grown: New tokens of each further prompt, in addition to the previous answer.
         output: Tokens that each request generates.
-        turns: Requests of a session.
-        person: Share of the turns that wait for a person, not for a tool.
-        rewritten: Share of the turns after which the context below the shared part is replaced by another, equally
-            long.
-        compacted: Share of the turns after which the context is compacted.
-        longest: Tokens beyond which it is compacted in any case.
+        turns: Number of requests of a session.
+        person: Share of the requests that wait for a person's text rather than for a tool's result.
+        rewritten: Share of the requests after which the context behind the shared part is replaced by another one of
+            equal length.
+        compacted: Share of the requests after which the context is compacted.
+        longest: Length of the context, in tokens, beyond which it is always compacted.
         longest_pause: Maximum pause, in seconds; longer ones are cut.
         with_agents: Share of the sessions that start sub-agents.
-        agents: Mean number of sub-agents that start side by side (geometric).
-        agent_turns: Requests of a sub-agent.
+        agents: Mean number of sub-agents that start at the same time (geometric distribution).
+        agent_turns: Number of requests of a sub-agent.
     """
 
     requests: int = 3_000
@@ -101,7 +103,7 @@ class _Context:
 
 
 def generate_agents(config: AgentConfig | None = None) -> Trace:
-    """Make a trace of exactly `config.requests` requests."""
+    """Generate a trace of exactly `config.requests` requests of coding agents."""
     config = config or AgentConfig()
     made = _Generator(config)
     begin = 0.0
@@ -179,7 +181,10 @@ class _Generator:
             after = tuple(Dependency(each, round(1_000 * pause)) for each in waits)
 
     def _agent(self, name: str, kind: int, start: float, parent: int) -> tuple[float, int]:
-        """Generate the requests of a sub-agent. Returns the end of the last answer, and the last request's id."""
+        """Generate the requests of a sub-agent.
+
+        Returns the end of the last answer, in seconds, and the id of the last request.
+        """
         late = 0.2
         context = _Context(self._agent_tools[kind])
         self._reset(context, self._length(700, 0.5))
@@ -194,9 +199,9 @@ class _Generator:
         return ended, last
 
     def _ask(self, session: str, context: _Context, now: float, after: Sequence[Dependency]) -> tuple[float, int]:
-        """Add a request with a context as its prompt.
+        """Add a request whose prompt is the context.
 
-        Returns the end of the answer on an idle engine, and the request's id.
+        Returns the end of the answer on an idle engine, in seconds, and the request's id.
         """
         full = context.tokens // TRACE_BLOCK
         fresh = full - len(context.ids)

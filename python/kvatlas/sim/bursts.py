@@ -1,10 +1,11 @@
-"""Generated workload of bursts: many nearly equal prompts arrive at the same moment.
+"""Generated workload of bursts: many nearly equal prompts that arrive at the same moment.
 
-Samples with `n > 1`, agents that fan out, evaluations and rollouts send bursts. A burst is a prompt of its own below an
-application's system prompt; its siblings differ in the end alone. Bursts begin by a Poisson process. Between them come
-single requests of the same applications, so that engines have other things to keep.
+Requests with `n > 1`, agents that start many sub-agents, evaluations and rollouts send bursts. The prompts of a burst
+(siblings) begin with an application's system prompt and a part common to the burst, and differ only at the end. Bursts
+begin by a Poisson process. Between bursts, single requests of the same applications compete for the engines' caches.
 
-What is made is a trace in blocks of 512 tokens as `kvatlas.sim.trace` reads it. Everything follows from the seed.
+The result is a trace in blocks of 512 tokens, in the format that `kvatlas.sim.trace` reads. The seed determines the
+whole trace.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ class BurstConfig:
     """Settings of a workload of bursts. Lengths are medians in tokens (log-normal).
 
     Attributes:
-        requests: Number of requests in all.
+        requests: Number of requests in the trace.
         seed: Seed of all random choices.
-        request_rate: Requests a second, siblings and single ones together.
-        fewest: Siblings of the smallest burst.
-        most: Siblings of the largest burst: sizes are spread evenly over the logarithm.
-        within: Seconds within which the siblings of a burst arrive.
+        request_rate: Requests per second, those of bursts and single ones together.
+        fewest: Number of prompts (siblings) in the smallest burst.
+        most: Number of prompts in the largest burst; the logarithms of sizes are uniformly distributed.
+        within: Seconds within which the prompts of a burst arrive.
         singles: Share of the requests that belong to no burst.
-        apps: Applications, each with its system prompt.
+        apps: Number of applications, each with its own system prompt.
         system_prompt: Tokens of a system prompt.
-        shared: Tokens that the siblings of a burst share below the system prompt.
-        own: Tokens of each sibling's end.
-        output: Tokens that each generates.
+        shared: Tokens that the prompts of a burst share after the system prompt.
+        own: Tokens at the end of each prompt that no other prompt shares.
+        output: Tokens that each request generates.
     """
 
     requests: int = 4_000
@@ -67,7 +68,7 @@ class BurstConfig:
 
 
 def generate_bursts(config: BurstConfig | None = None) -> Trace:
-    """Make a trace of exactly `config.requests` requests."""
+    """Generate a trace of exactly `config.requests` requests, in bursts and single."""
     config = config or BurstConfig()
     random = np.random.default_rng(config.seed)
     next_id = 0

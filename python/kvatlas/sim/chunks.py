@@ -1,7 +1,7 @@
 """Chunks that an offloading tier holds, by the rules of vLLM's tiers.
 
-A chunk is a fixed number of consecutive blocks that are stored and loaded together. It has the name of its last block,
-which stands for the whole prefix. The rules (each has a test of the same name):
+A chunk is a fixed number of consecutive blocks that are stored and loaded together. It is named after its last block,
+whose hash covers the whole prefix. The rules (each has a test of the same name):
 
 - a chunk that is held is not stored again;
 - the least recently used chunk is evicted first; of one prompt's chunks, later ones before earlier ones;
@@ -15,7 +15,10 @@ from collections.abc import Container, Sequence
 
 
 class ChunkStore:
-    """Chunks of one tier, by name, with the block hashes of each. `slots`: maximum number of chunks; None: no limit."""
+    """Chunks of one tier by name, each with the hashes of its blocks.
+
+    `slots`: maximum number of chunks; None for no limit.
+    """
 
     def __init__(self, slots: int | None = None) -> None:
         self.slots = slots
@@ -29,9 +32,9 @@ class ChunkStore:
         return len(self._held)
 
     def add(self, blocks: Sequence[int]) -> list[tuple[int, ...]] | None:
-        """Store a chunk that is not held.
+        """Store a chunk that the tier does not hold yet.
 
-        Returns the evicted chunks; None if no slot is free, as all chunks are pinned.
+        Returns the evicted chunks; None if all chunks are pinned, so that no slot is free.
         """
         gone: list[tuple[int, ...]] = []
         if self.slots is not None and len(self._held) >= self.slots:
@@ -43,13 +46,13 @@ class ChunkStore:
         return gone
 
     def use(self, names: Sequence[int]) -> None:
-        """Mark chunks, given in the order of their prompt, as the most recently used ones."""
+        """Mark chunks, given in the order of their prompt, as the most recently used."""
         for name in reversed(names):
             if name in self._held:
                 self._held.move_to_end(name)
 
     def pin(self, name: int) -> None:
-        """Exempt a chunk from eviction until `unpin` has been called as often as `pin`."""
+        """Protect a chunk from eviction until `unpin` has been called as often as `pin`."""
         self._pins[name] = self._pins.get(name, 0) + 1
 
     def unpin(self, name: int) -> None:
@@ -61,7 +64,7 @@ class ChunkStore:
             self._pins.pop(name, None)
 
     def discard(self, name: int) -> None:
-        """Drop a chunk, unless it is absent."""
+        """Drop a chunk; no effect if the tier does not hold it."""
         self._held.pop(name, None)
 
     def clear(self) -> None:
@@ -71,7 +74,7 @@ class ChunkStore:
 
 
 def leading_chunks(names: Sequence[int], at: int, chunk: int, tiers: Sequence[Container[int]]) -> list[int]:
-    """Find the consecutive chunks of a prompt that some tier holds, from the chunk with block `at` on.
+    """Find the consecutive chunks of a prompt that at least one tier holds, starting at the chunk with block `at`.
 
     Returns one number for each chunk: the position in `tiers` of the first tier that holds the chunk.
     """
@@ -85,5 +88,5 @@ def leading_chunks(names: Sequence[int], at: int, chunk: int, tiers: Sequence[Co
 
 
 def leading_blocks(names: Sequence[int], at: int, chunk: int, tiers: Sequence[Container[int]]) -> int:
-    """Number of cached leading blocks: the first `at`, continued by whole chunks of `tiers`."""
+    """Number of cached leading blocks of a prompt: the first `at` blocks, continued by whole chunks held in `tiers`."""
     return max(at, at // chunk * chunk + chunk * len(leading_chunks(names, at, chunk, tiers)))

@@ -1,12 +1,14 @@
 """Generated workload of clients that each hold one conversation after another, as load generators do.
 
-Each client sends a turn, waits for the whole answer and sends the next one at once; when a conversation is over, it
-begins another. So a fixed number of requests is under way, and a fleet that is slow is asked less. A prompt consists of
-a part shared by all conversations, the conversation's own beginning, and all messages and answers so far.
+Each client sends a request, waits for the whole answer and sends the next request at once; when a conversation is over,
+the client begins another. So the number of requests in progress is constant, and a slow fleet receives fewer requests.
+A prompt consists of a part shared by all conversations, a part of its own conversation, and all messages and answers so
+far.
 
-This is the form of `inference-perf`'s conversation replays (github.com/kubernetes-sigs/inference-perf, its workload
-catalog), with which llm-d publishes its routing results. A trace is in blocks of 512 tokens, and says which requests
-wait for which; its times are those of idle engines. Everything follows from the seed.
+The form is taken from the conversation replays of `inference-perf` (github.com/kubernetes-sigs/inference-perf, its
+workload catalog), with which llm-d publishes its routing results. A trace has blocks of 512 tokens and names, for each
+request, the requests that must end before it starts; start times are those on idle engines. The seed determines the
+whole trace.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Distribution of a length in tokens: log-normal or exponential, cut to its limits.
+    """Distribution of a length in tokens: log-normal or exponential, cut to a minimum and a maximum.
 
     Attributes:
         mean: Mean before lengths are cut.
-        deviation: Standard deviation before lengths are cut; 0: all are equal. None: exponential.
+        deviation: Standard deviation before lengths are cut; 0 if all are equal, None for an exponential distribution.
         least: Minimum length.
         most: Maximum length.
     """
@@ -48,7 +50,7 @@ class Length:
             raise ConfigError(f"a length must have 0 <= least <= most, got {self.least} and {self.most}")
 
     def draw(self, random: np.random.Generator) -> int:
-        """Draw a length, in tokens."""
+        """Draw a length, in tokens, from the distribution."""
         if self.deviation is None:
             value = float(random.exponential(self.mean))
         else:
@@ -62,14 +64,14 @@ class ConversationConfig:
     """Settings of a workload of conversations. Lengths are in tokens.
 
     Attributes:
-        requests: Number of requests in all.
+        requests: Number of requests in the trace.
         seed: Seed of all random choices.
-        clients: Clients, each with one request under way.
-        conversations: Different conversations, which clients begin in turn again and again; 0: each is new.
-        shared: Tokens that all prompts begin with.
-        own: Tokens of a conversation's own beginning, after the shared ones.
-        turns: Requests of a conversation.
-        message: New tokens of each prompt, beside the answer before.
+        clients: Number of clients, each with one request in progress.
+        conversations: Number of different conversations, which clients hold in turn again and again; 0 if each is new.
+        shared: Leading tokens that all prompts have in common.
+        own: Tokens after the shared ones that all prompts of one conversation have in common.
+        turns: Number of requests of a conversation.
+        message: New tokens of each prompt, in addition to the previous answer.
         output: Tokens of an answer.
     """
 
@@ -93,18 +95,20 @@ class ConversationConfig:
 
 
 def code_generation(seed: int = 0) -> ConversationConfig:
-    """The settings of llm-d's `code-generation` (its blog of 17 August 2026): long contexts of their own, a few turns.
+    """Settings of llm-d's workload `code-generation` (its blog of 17 August 2026): long contexts, a few requests each.
 
-    The blog gives means and limits, and 10 to 100 clients. The deviations are those of the catalog for messages, and
-    ours for the rest. Sixteen engines of the default hardware are busy with 70 clients; their caches do not hold 100.
+    The blog gives means and limits, and 10 to 100 clients. The standard deviations of messages come from the catalog of
+    `inference-perf`; the others are kvatlas' own choice. Sixteen engines of the default hardware are busy with 70
+    clients; the contexts of 100 clients do not fit in their caches.
     """
     return ConversationConfig(seed=seed, clients=70)
 
 
 def reasoning(seed: int = 0) -> ConversationConfig:
-    """The settings of llm-d's `reasoning` (the same blog, and the catalog): short prompts, very long answers.
+    """Settings of llm-d's workload `reasoning`: short prompts, very long answers.
 
-    There are as many conversations as clients, of one turn each, and each is held three times.
+    The sources are llm-d's blog of 17 August 2026 and the catalog of `inference-perf`. There are as many conversations
+    as clients; each has one request and is held three times.
     """
     return ConversationConfig(
         requests=1_350,
@@ -120,7 +124,7 @@ def reasoning(seed: int = 0) -> ConversationConfig:
 
 
 def generate_conversations(config: ConversationConfig | None = None) -> Trace:
-    """Make a trace of exactly `config.requests` requests."""
+    """Generate a trace of exactly `config.requests` requests in conversations."""
     made = _Generator(config or ConversationConfig())
     return made.trace()
 

@@ -1,12 +1,13 @@
-"""Hit-rate curve: the share of prompt tokens that one cache would hold, for every size at once.
+"""Hit-rate curve: the share of prompt tokens that one cache would hold, for every cache size at once.
 
-A cache that evicts the least recently used block holds a block if the number of other blocks used since, its reuse
-distance, is less than the cache's size. The distances of all uses make the curve (Mattson et al., 1970). Long traces
-are sampled by blocks (SHARDS: Waldspurger et al., FAST 2015): a hash of its name says whether a block counts, distances
-grow by the inverse of the share, and the difference between the expected and the counted uses goes to the smallest
-distance.
+A cache that evicts the least recently used block holds a block if its reuse distance, the number of different blocks
+used since its last use, is less than the cache's size. The distances of all uses give the curve (Mattson et al., 1970).
+For long traces only a sample of the blocks is evaluated (SHARDS: Waldspurger et al., FAST 2015): a hash of a block's
+name decides if the block is in the sample, distances are divided by the sampled share, and the difference between the
+expected and the counted uses is added to the smallest distance.
 
-Blocks are used as engines use them: all of a prompt and its answer at once, the last ones first to go.
+Blocks are used in the order in which engines use them: all blocks of a prompt and its answer at once, and the last
+blocks are evicted first.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class HitCurve:
-    """Hit rate of one cache by its size.
+    """Hit rate of one cache as a function of the cache's size.
 
     Attributes:
-        sizes: Sizes in tokens at which the hits grow, rising.
-        hits: Prompt tokens found in a cache of each size.
-        prompt_tokens: All prompt tokens.
-        share: Share of the blocks in the sample.
+        sizes: Cache sizes, in tokens, at which the hits increase; in ascending order.
+        hits: Number of prompt tokens found in a cache of each size.
+        prompt_tokens: Number of prompt tokens of all requests.
+        share: Share of the blocks that are in the sample.
     """
 
     sizes: Floats
@@ -46,13 +47,13 @@ class HitCurve:
     share: float
 
     def rate(self, tokens: float) -> float:
-        """Hit rate of a cache with room for `tokens` tokens."""
+        """Hit rate, from 0 to 1, of a cache with a size of `tokens` tokens."""
         place = int(np.searchsorted(self.sizes, tokens, side="right"))
         return min(float(self.hits[place - 1]) / self.prompt_tokens, 1.0) if place else 0.0
 
     @property
     def most(self) -> float:
-        """Hit rate of a cache without limit."""
+        """Hit rate, from 0 to 1, of a cache of unlimited size."""
         return self.rate(np.inf)
 
     def tokens_for(self, rate: float) -> float:
@@ -62,7 +63,7 @@ class HitCurve:
 
 
 def hit_curve(trace: Trace, block_size: int, *, most_uses: int = MOST_USES) -> HitCurve:
-    """Hit-rate curve of a trace for engines with blocks of `block_size` tokens.
+    """Compute the hit-rate curve of a trace for engines with blocks of `block_size` tokens.
 
     If the trace uses blocks more than `most_uses` times, a sample of the blocks gives the curve. Raises `ConfigError`
     if `block_size` does not divide the trace's block size.
@@ -99,7 +100,10 @@ def hit_curve(trace: Trace, block_size: int, *, most_uses: int = MOST_USES) -> H
 
 
 class _Chains:
-    """Numbers for blocks, each identified by its own id and all ids before it, in the order of first use."""
+    """Numbers of blocks in the order of first use.
+
+    A block is identified by its id and all ids before it in the prompt.
+    """
 
     def __init__(self) -> None:
         self._children: dict[tuple[int, int], int] = {}
@@ -119,7 +123,7 @@ class _Chains:
 
 
 class _Recency:
-    """Blocks in the order of their last use, to find how many tokens were used since."""
+    """Blocks in the order of their last use, to find the number of tokens used after a given block."""
 
     def __init__(self) -> None:
         self._tokens = np.zeros(1 << 16)  # by position: later uses have higher ones
@@ -128,10 +132,10 @@ class _Recency:
         self._end = 0
 
     def use(self, nodes: Ints, held: Floats, usable: Ints, unnamed: float) -> tuple[Floats, Floats]:
-        """Record the use of a prompt's blocks and of `unnamed` tokens without an id.
+        """Record the use of a prompt's blocks, and of `unnamed` tokens without an id.
 
-        Returns the least cache sizes with a hit, in tokens, and the tokens hit at each. `held`: tokens of each block.
-        `usable`: tokens of each block that a hit may count.
+        Returns the smallest cache sizes with a hit, in tokens, and the tokens hit at each size. `held`: tokens of each
+        block. `usable`: tokens of each block that count as a hit.
         """
         self._grow(int(nodes.max()) + 1 if nodes.size else 0, nodes.size + 1)
         last = self._last[nodes]
@@ -171,7 +175,7 @@ class _Recency:
 
 
 def _sampled(nodes: Ints, share: float) -> NDArray[np.bool_]:
-    """Mask of the blocks in a sample, chosen by a hash of their numbers, so that all uses of a block count or none."""
+    """Mask of the blocks in a sample, chosen by a hash of their numbers: all uses of a block count, or none."""
     mixed = nodes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(32)
     mixed *= np.uint64(0xD6E8FEB86659FD93)

@@ -1,8 +1,9 @@
-"""Reader of the dependencies between requests of a trace, in the two formats that have them.
+"""Reader of the dependencies between requests of a trace, in two formats.
 
-Rows with an `id` may have `after`, the ids of the requests that must end before they start, and `delay`, milliseconds
-from the last of these ends. Dynamo's `agentic_mooncake`, version 2, begins with a line that names it; its rows have a
-`request_id`, `not_before_ms` instead of a timestamp, and `dependencies` with a delay each.
+In Mooncake's format, a row with an `id` may have `after`, the ids of the requests that must end before the row's
+request starts, and `delay`, the milliseconds between the last of these ends and the start. Version 2 of Dynamo's
+`agentic_mooncake` begins with a line that names the format; its rows have a `request_id`, `not_before_ms` instead of a
+timestamp, and `dependencies` with a delay each.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Number = Callable[[dict[str, Any], str, int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """Dependency on the request `id`: the dependent request starts `delay` ms or more after that request's end."""
+    """Dependency on the request `id`: the dependent one starts at least `delay` ms after the end of that request."""
 
     id: str | int
     delay: int = 0  # milliseconds after it
@@ -31,7 +32,7 @@ class Dependency:
 
 @dataclass(slots=True)
 class Header:
-    """First line of an `agentic_mooncake` trace: how to read the ids of blocks in the rows below."""
+    """First line of an `agentic_mooncake` trace, which says how to read the block ids of the rows."""
 
     block: int  # tokens that an id stands for
     local: bool  # ids are private to a session
@@ -58,7 +59,7 @@ def parse_header(row: dict[str, Any], number: Number) -> Header:
 
 
 def parse_id(row: dict[str, Any], name: str) -> str | int | None:
-    """Read a row's id from the field `name`; None without the field. Raises `TraceError` for another type."""
+    """Read the id of a row from the field `name`; None without the field. Raises `TraceError` for a wrong type."""
     value = row.get(name)
     if value is None or type(value) is int or type(value) is str:
         return value

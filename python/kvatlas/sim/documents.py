@@ -1,4 +1,7 @@
-"""Generated workload of questions on long documents, each question its own prompt. Everything follows from the seed."""
+"""Generated workload of questions about long documents, each question in a prompt of its own.
+
+The seed determines the whole trace.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ class DocumentConfig:
     Attributes:
         requests: Number of requests.
         seed: Seed of all random choices.
-        request_rate: Questions a second, by a Poisson process.
+        request_rate: Questions per second, by a Poisson process.
         documents: Number of documents, all equally popular.
-        document: Tokens of each document.
-        question: Tokens of a question, the median (log-normal).
-        output: Tokens of an answer, the median (log-normal).
-        spread: Standard deviation of the logarithm of both; 0: all are as long.
-        variants: Different questions on each document, asked again and again; 0: each question is new.
+        document: Length of each document, in tokens.
+        question: Median length of a question, in tokens (log-normal).
+        output: Median length of an answer, in tokens (log-normal).
+        spread: Standard deviation of the logarithm of the lengths of questions and answers; 0 if all are equal.
+        variants: Number of different questions on each document, asked again and again; 0 if each question is new.
     """
 
     requests: int = 1_500
@@ -51,7 +54,7 @@ class DocumentConfig:
 
 
 def generate_documents(config: DocumentConfig | None = None) -> Trace:
-    """Make a trace of exactly `config.requests` requests."""
+    """Generate a trace of exactly `config.requests` questions on documents."""
     config = config or DocumentConfig()
     random = np.random.default_rng(config.seed)
     times = np.cumsum(random.exponential(1_000 / config.request_rate, config.requests))
@@ -75,5 +78,5 @@ def generate_documents(config: DocumentConfig | None = None) -> Trace:
 
 
 def _lengths(random: np.random.Generator, median: int, count: int, spread: float) -> np.ndarray:
-    """Draw `count` lengths, log-normal around a median."""
+    """Draw `count` log-normal lengths, in tokens, with the median `median`."""
     return np.maximum(random.lognormal(math.log(median), spread, count).round(), 1)

@@ -1,16 +1,17 @@
-"""Simulated engine: vLLM's block pool under a simple model of time.
+"""Simulated engine: vLLM's block pool with a simple model of time.
 
-Time is in seconds and virtual. Prefill is one queue, first come first served: a prompt takes
-`uncached tokens / prefill_rate`, in chunks of at most `chunk` tokens, so
+Times are virtual, in seconds. Prefill is one queue, first come first served: a prompt occupies it for `uncached tokens
+/ prefill_rate`, in chunks of at most `chunk` tokens, so
 
     time to first token = wait in the queue + uncached tokens / prefill_rate.
 
-Every running request then generates `decode_rate` tokens a second, independent of the others, and at most `max_running`
-run at once. The model ignores the cost of batching and the effect of prefill on others' decoding: good enough to
-compare routing policies, not to predict a machine.
+Every running request then generates `decode_rate` tokens per second, independent of the others, and at most
+`max_running` requests run at once. The model ignores the cost of batching and the effect of prefill on decoding: it is
+good enough to compare routing policies, but does not predict the speed of a real machine.
 
-The rules of the cache are `Scheduler`'s and `BlockPool`'s. A chunk is a step: what changes while it is computed is
-announced when it is done, blocks that decoding fills meanwhile too; without one, decoding announces each as it fills.
+The cache follows the rules of `Scheduler` and `BlockPool`. A chunk of prefill is a step: changes of the cache during a
+step, including blocks that decoding fills, are announced when the step ends. Outside steps, each block that decoding
+fills is announced at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kvatlas.sim.scheduler import EngineConfig, Listener, Scheduler
 
 
 class Engine(Scheduler):
-    """Simulated engine, driven by `submit` and `run_until`, which announces to `sink`."""
+    """Simulated engine, driven by `submit` and `run_until`, which announces changes of its cache to `sink`."""
 
     def __init__(
         self,
@@ -40,7 +41,10 @@ class Engine(Scheduler):
         self._order = 0
 
     def submit(self, request: Request, now: float) -> bool:
-        """Queue a request at `now`, not before anything already run. Returns False if it is refused."""
+        """Queue a request at virtual time `now`, which must not be in the past.
+
+        Returns False if the request is refused.
+        """
         self.run_until(now)
         if not self._queue(request, now):
             return False
@@ -49,7 +53,7 @@ class Engine(Scheduler):
         return True
 
     def run_until(self, time: float) -> None:
-        """Do everything that is due up to and including `time`."""
+        """Process everything that is due up to and including the virtual time `time`."""
         timers = self._timers
         while timers and timers[0][0] <= time:
             now, _, generation, request = heapq.heappop(timers)
@@ -66,7 +70,7 @@ class Engine(Scheduler):
 
     @property
     def due(self) -> float | None:
-        """The virtual time at which the engine next has something to do; None if it is idle."""
+        """Virtual time, in seconds, at which the engine next has something to do; None if it is idle."""
         timers = self._timers
         while timers and timers[0][2] != timers[0][3].generation:
             heapq.heappop(timers)
@@ -110,7 +114,7 @@ class Engine(Scheduler):
     # Decode
 
     def _decode(self, request: Request, now: float) -> None:
-        """Continue to generate until the request's next block is full, or until its last token."""
+        """Continue the decoding of a request until its next block is full, or until its last token."""
         left = request.cacheable_tokens - request.computed
         if left <= 0:
             self._finish(request, now)

@@ -1,4 +1,4 @@
-"""Interface that takes an engine's announcements."""
+"""Interface that receives an engine's announcements of changes in its cache."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from kvatlas.types import Tier
 
 
 class Sink(Protocol):
-    """Receiver of engines' announcements, called in the order in which the engine would send them."""
+    """Receiver of engines' announcements, called in the order in which a real engine would send them."""
 
     def store(self, worker: str, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes) -> None:
-        """Announce that `worker` holds these blocks, one chain that continues `parent` (None: the root)."""
+        """Announce that `worker` holds new blocks: one chain that continues the block `parent` (None: the root)."""
 
     def remove(self, worker: str, block_hashes: Sequence[int]) -> None:
-        """Announce that `worker` evicted one copy of each block. Real engines send one event a block."""
+        """Announce that `worker` evicted one copy of each of the blocks. Real engines send one event for each block."""
 
     def clear(self, worker: str) -> None:
-        """Announce that `worker` lost all blocks."""
+        """Announce that `worker` dropped all blocks."""
 
 
 class TierSink(Sink, Protocol):
-    """Receiver of announcements of engines that offload."""
+    """Receiver of the announcements of engines that also offload blocks to other tiers."""
 
     def store_tier(
         self, worker: str, tier: Tier, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes
     ) -> None:
-        """Announce that `worker` has copied these blocks, whole chunks, to a tier."""
+        """Announce that `worker` has copied blocks, in whole chunks, to a tier."""
 
     def remove_tier(self, worker: str, tier: Tier, block_hashes: Sequence[int]) -> None:
-        """Announce that a tier of `worker` evicted these blocks."""
+        """Announce that a tier of `worker` evicted blocks."""
 
 
 class Recorder:
-    """Sink that records the announcements as events, with one block a removal, as on the wire."""
+    """Receiver that records announcements as events.
+
+    Each removed block is an event of its own, as real engines send it.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -61,7 +64,7 @@ class Recorder:
 
 
 class NullSink:
-    """Sink that ignores all announcements."""
+    """Receiver that ignores all announcements."""
 
     def store(self, worker: str, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes) -> None:
         pass

@@ -17,7 +17,7 @@ class FleetConfig:
     Attributes:
         engines: Number of engines.
         engine: Settings of each engine.
-        own_names: Whether every engine has its own names for blocks, as with different hash seeds.
+        own_names: True if every engine has its own block hashes, as with different hash seeds.
         seed: Seed of all random choices.
     """
 
@@ -33,6 +33,6 @@ class FleetConfig:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, got {self.seed}")
 
     def workers(self) -> list[str]:
-        """The engines' names, in order."""
+        """Names of the engines, in order."""
         width = len(str(self.engines - 1))
         return [f"engine-{number:0{width}}" for number in range(self.engines)]

@@ -1,4 +1,4 @@
-"""Detection of foreign formats of traffic by the fields of a JSON object."""
+"""Detection of foreign formats of request logs by the fields of a JSON object."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _OPERATIONS = ("resourceSpans", "resource_spans")
 _STARTS = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime")
 
 DYNAMO = ("dynamo.request.trace.v1", "dynamo.agent.trace.v1")
-"""Schemas that the records of Dynamo's request trace name: the newer, and the older."""
+"""Schema names in the records of Dynamo's request trace: the current name, then the older one."""
 
 
 def form_of(row: object) -> str | None:
-    """Guess the format of a foreign row of traffic, named as in `kvatlas trace --from`; None if unknown."""
+    """Guess the format of a row of a foreign request log, as a value of `kvatlas trace --from`; None if unknown."""
     if not isinstance(row, Mapping):
         return None
     event = row.get("event")
@@ -48,7 +48,10 @@ def request_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def sessions_of(row: object) -> Iterator[Mapping[str, Any]]:
-    """Recorded sessions (objects with `requests` and `block_size`) that an object is or has in its lists."""
+    """Recorded sessions (objects with `requests` and `block_size`) in an object.
+
+    A session is the object itself, or an item of its lists.
+    """
     if not isinstance(row, Mapping):
         return
     if {"requests", "block_size"} <= row.keys():
@@ -62,5 +65,5 @@ def sessions_of(row: object) -> Iterator[Mapping[str, Any]]:
 
 
 def is_log_entry(row: object) -> bool:
-    """True for an entry of the logs that Claude Code writes about its sessions."""
+    """True if an object is an entry of the logs that Claude Code writes about its sessions."""
     return isinstance(row, Mapping) and "type" in row and ("sessionId" in row or "leafUuid" in row)

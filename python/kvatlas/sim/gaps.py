@@ -1,4 +1,4 @@
-"""Histogram of the times between tokens of many requests, with bins 1 % wide."""
+"""Histogram of the times between successive tokens of many requests, with bins 1 % wide."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LOWEST = -1_000  # the bin of 45 microseconds, and all below
 
 
 class Gaps:
-    """Histogram of gaps, the times between successive tokens of a request."""
+    """Histogram of gaps: the times between successive tokens of a request, in seconds."""
 
     def __init__(self) -> None:
         self.bins: dict[int, int] = {}
@@ -17,7 +17,7 @@ class Gaps:
         self.total = 0.0  # seconds
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """Count `count` gaps of `seconds` each."""
+        """Add `count` gaps of `seconds` each to the histogram."""
         if count <= 0:
             return
         place = max(int(math.log(seconds) * _PER_E // 1), _LOWEST) if seconds > 0 else _LOWEST
@@ -26,7 +26,7 @@ class Gaps:
         self.total += seconds * count
 
     def add_rising(self, first: float, growth: float, steps: int, count: int) -> None:
-        """Count the gaps of `count` requests in `steps` steps that take `first`, `first + growth`, ... seconds."""
+        """Add the gaps of `count` requests in `steps` steps of `first`, `first + growth`, … seconds."""
         if first + growth * (steps - 1) <= first * 1.01:
             # All gaps are in one bin or two, so their mean is precise enough.
             self.add(first + growth * (steps - 1) / 2, steps * count)
@@ -39,7 +39,7 @@ class Gaps:
             done += some
 
     def merge(self, other: Gaps) -> None:
-        """Add the gaps of another histogram."""
+        """Add the gaps of another histogram to this one."""
         for place, count in other.bins.items():
             self.bins[place] = self.bins.get(place, 0) + count
         self.count += other.count
@@ -47,11 +47,14 @@ class Gaps:
 
     @property
     def mean(self) -> float:
-        """Mean gap, in seconds; 0 without gaps."""
+        """Mean gap, in seconds; 0 if there are no gaps."""
         return self.total / self.count if self.count else 0.0
 
     def quantile(self, share: float) -> float:
-        """Length, in seconds, that the share `share` of the gaps does not exceed, within 1 %; 0 without gaps."""
+        """Quantile of the gaps, in seconds, within 1 %: the share `share` of them is not longer.
+
+        0 if there are no gaps.
+        """
         left = share * self.count
         for place in sorted(self.bins):
             left -= self.bins[place]

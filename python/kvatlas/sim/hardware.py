@@ -1,23 +1,24 @@
-"""Duration of an engine's step, and measured constants for some machines.
+"""Duration of an engine's step, with constants measured on some machines.
 
 One step computes one token for every decoding request and some tokens of prompts:
 
     time = base + prefill · prompt tokens + running · requests in the step + context · tokens of KV read
            + attention · pairs of a prompt token and a token before it
 
-The constants are a least-squares fit (relative error, through all points at once) to published measurements: the
+The constants are a least-squares fit (of relative errors, over all points together) to published measurements: the
 profiling data of Splitwise (Patel et al., ISCA 2024; github.com/Mutinifni/splitwise-sim, data/perf_model.csv, commit
-3780880): Llama-2-70B in FP16 under vLLM, means of five runs of prompts of 128 to 2,048 tokens and of decoding batches
-of 1 to 64 requests at about 576 tokens of context. The fit is within 20 % of each point (prompts of 128 tokens on
-eight accelerators: 31 %), and mostly within 7 %.
+3780880): Llama-2-70B in FP16 under vLLM, means of five runs with prompts of 128 to 2,048 tokens and with decoding
+batches of 1 to 64 requests at about 576 tokens of context. The fit is within 20 % of each point (31 % for prompts of
+128 tokens on eight accelerators), and mostly within 7 %.
 
 These measurements hardly vary the context (8,192 tokens add at most a millisecond), so `context` is not fitted but
-computed: reading the KV, 327,680 bytes a token, at 60 % of the accelerators' memory bandwidth.
+computed: the time to read the KV, 327,680 bytes per token, at 60 % of the accelerators' memory bandwidth.
 
-`gpt-oss-h200` (gpt-oss-120b on one H200) and `glm-5.2-h200` (GLM-5.2 in FP8 on eight, wide expert parallel) are fitted
-to prompts that llm-d computed again in its comparisons with pulls (2 to 48 K and 8 to 98 K tokens; within 1.4 %):
-`prefill` and `attention`, which is twice the fit's square term. Their decoding was not published: `base` and `running`
-are assumed, and `context` is computed as above from 36,864 and 93,000 bytes a token. Use steps of 8,192 tokens.
+The constants of `gpt-oss-h200` (gpt-oss-120b on one H200) and `glm-5.2-h200` (GLM-5.2 in FP8 on eight H200, wide expert
+parallel) are fitted to the times in which engines recomputed prompts in llm-d's comparisons with pulls (2 to 48 K and 8
+to 98 K tokens; within 1.4 %): `prefill`, and `attention`, which is twice the fit's square term. The speed of decoding
+was not published for these: `base` and `running` are assumed, and `context` is computed as above from 36,864 and 93,000
+bytes per token. Use steps of 8,192 tokens with them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class StepTime:
         prefill: Additional time for each computed prompt token.
         running: Additional time for each request in the step.
         context: Additional time for each token of KV that the step reads.
-        attention: Additional time for each pair of a prompt token of the step and a token before it.
+        attention: Additional time for each pair of a prompt token in the step and an earlier token of the same prompt.
     """
 
     base: float = 0.0294
@@ -57,13 +58,14 @@ class StepTime:
     def of(self, prompt_tokens: int, requests: int, context_tokens: float, pairs: float = 0.0) -> float:
         """Duration of one step, in seconds.
 
-        `requests`: requests in the step. `pairs`: pairs of a prompt token of the step and a token before it.
+        `requests`: number of requests in the step. `pairs`: number of pairs of a prompt token in the step and an
+        earlier token of the same prompt.
         """
         linear = self.base + self.prefill * prompt_tokens + self.running * requests + self.context * context_tokens
         return linear + self.attention * pairs
 
     def slower(self, factor: float) -> StepTime:
-        """Constants of a machine that is slower: each is `factor` times as large."""
+        """Constants of a slower machine: each constant is `factor` times as large."""
         return StepTime(*(getattr(self, f.name) * factor for f in fields(self)))
 
 
@@ -75,16 +77,16 @@ HARDWARE: dict[str, StepTime] = {
     "gpt-oss-h200": StepTime(0.008, 24.6e-6, 100e-6, 13e-9, 0.624e-9),
     "glm-5.2-h200": StepTime(0.030, 124e-6, 200e-6, 4e-9, 0.330e-9),
 }
-"""Machines by name: Llama-2-70B in FP16 on four or eight accelerators of 80 GB, tensor parallel, and others' models."""
+"""Constants of machines, by name: Llama-2-70B in FP16 on four or eight 80 GB accelerators, and two other models."""
 
 
 def idle_seconds(uncached: int, output: int) -> float:
-    """Approximate seconds that a request takes on an idle engine of the default hardware, in steps of 512 tokens."""
+    """Approximate seconds that an idle engine of the default hardware needs for a request, in steps of 512 tokens."""
     return uncached / 7_400 + output * 0.036
 
 
 def find_hardware(name: str) -> StepTime:
-    """Find the constants of a machine by name. Raises `ConfigError`, with the known names, if there is none."""
+    """Find the constants of a machine by name. Raises `ConfigError`, with the known names, for an unknown name."""
     try:
         return HARDWARE[name]
     except KeyError:

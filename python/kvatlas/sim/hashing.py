@@ -1,7 +1,7 @@
 """Generated content hashes: 64-bit numbers that stand for the tokens of a block.
 
-A trace records which prompts share blocks, not their text. So a block's content hash is made from the trace's ids:
-equal ids give equal hashes, all others differ. All functions work on whole uint64 arrays.
+A trace records which prompts share blocks, not their text, so a block's content hash is computed from the ids in the
+trace: equal ids give equal hashes, different ids different hashes. All functions work on whole uint64 arrays.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ def output_blocks(request: int, start: int, count: int) -> Hashes:
 
 
 def output_content(requests: Hashes, places: Hashes) -> Hashes:
-    """Content hashes of many generated blocks: block `places[i]` of request `requests[i]` (arrays that broadcast)."""
+    """Content hashes of generated blocks: block `places[i]` of the output of request `requests[i]`.
+
+    The arrays are broadcast.
+    """
     return mix(mix(requests ^ _OUTPUT) + (places + np.uint64(1)) * _GOLDEN)
 
 
 def rename(block_hashes: Hashes, engine: int) -> Hashes:
-    """Block hashes as engine number `engine` computes them with a hash seed of its own."""
+    """Convert block hashes to those that engine number `engine` would compute with a hash seed of its own."""
     salt = mix(np.array([engine], dtype=np.uint64) ^ _NAMES)
     return mix(block_hashes ^ salt)

@@ -1,8 +1,8 @@
-"""Reader of prompts that a trace records as increments: a prefix of an earlier prompt, and new blocks.
+"""Reader of prompts that a trace records as increments: a prefix of an earlier prompt, followed by new blocks.
 
-A row with `prefix_len` has the ids of its new blocks alone. Before them come the first blocks of the request that its
-`parent` names, or of the one before it in its session. `prefix_len` counts blocks, or tokens: only one of the two makes
-as many ids as `input_length` has blocks.
+A row with `prefix_len` has only the ids of its new blocks. They follow the first blocks of an earlier request: the one
+named by `parent`, or else the previous one of the same session. `prefix_len` counts blocks or tokens: only one of the
+two readings gives as many ids as `input_length` has blocks.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _PARENTS = ("parent", "parent_id")
 
 
 class Increments:
-    """Earlier prompts of a trace that a later row may continue: the last of each session, and those with an id."""
+    """Earlier prompts of a trace that a later row may continue: the last one of each session, and those with an id."""
 
     def __init__(self) -> None:
         self._last: dict[object, Sequence[int]] = {}
         self._named: dict[object, Sequence[int]] = {}
 
     def spell_out(self, row: Mapping[str, Any], ids: Sequence[int], length: int, block: int) -> Sequence[int]:
-        """Complete a row's prompt with the leading blocks of the prompt that the row continues. Raises `TraceError`."""
+        """Complete the prompt of a row with the leading blocks of the prompt that it continues. Raises `TraceError`."""
         if row.get(FIELD) is None:
             return ids
         before = self._before(row)
         return [*before[: prefix_blocks(row[FIELD], before, ids, length, block)], *ids]
 
     def note(self, row: Mapping[str, Any], ids: Sequence[int]) -> None:
-        """Record a row's prompt, with the ids of all its blocks, for later rows that continue the prompt."""
+        """Record the prompt of a row, as the ids of all its blocks, for later rows that continue it."""
         if row.get("session_id") is not None:
             self._last[row["session_id"]] = ids
         if (own := row.get("id", row.get("request_id"))) is not None:
@@ -53,8 +53,8 @@ class Increments:
 def prefix_blocks(prefix: object, before: Sequence[int], ids: Sequence[int], length: int, block: int) -> int:
     """Number of leading blocks that a prompt of `length` tokens shares with the earlier prompt `before`.
 
-    `prefix`: the shared length according to the row, in blocks or in tokens. `ids`: the row's new blocks. `block`:
-    tokens of a block. Raises `TraceError`.
+    `prefix`: length of the shared part according to the row, in blocks or in tokens. `ids`: ids of the row's new
+    blocks. `block`: tokens per block. Raises `TraceError` if neither unit fits.
     """
     if type(prefix) is not int or prefix < 0:
         raise TraceError(f"{FIELD} must be a whole number from 0, not {prefix!r:.40}")

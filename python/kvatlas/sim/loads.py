@@ -1,4 +1,4 @@
-"""Loads of a request's blocks from other places than the engine's own cache, and the peers to pull from."""
+"""Loads of a request's blocks into an engine's cache from other tiers, and the peers to pull blocks from."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Literal, Protocol
 from kvatlas.sim.transfers import Transfer
 
 Source = Literal["host", "disk", "p2p"]
-"""Origin of loaded tokens, by the labels of vLLM's metric: host memory, a shared pool, or a peer."""
+"""Origin of loaded tokens, as a label of vLLM's metric: host memory, a shared pool (`disk`), or a peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullAnswer:
-    """Answer of an engine (the source) that another engine (the consumer) asks for blocks.
+    """Answer of one engine (the source) to another engine (the consumer) that asks for blocks.
 
     Attributes:
-        held: Names of the chunks that the source can send.
-        delay: Seconds until the answer.
-        failed: Whether the source did not answer, or refused, so that the consumer gave up.
+        held: Names of the chunks of blocks that the source can send.
+        delay: Seconds until the consumer has the answer.
+        failed: True if the source did not answer, or refused, so that the consumer gave up.
     """
 
     held: Container[int]
@@ -32,10 +32,10 @@ class PullSource(Protocol):
     """Engine (the source) from whose host memory another engine (the consumer) may pull blocks."""
 
     def answer(self, consumer: object, now: float) -> PullAnswer:
-        """Answer a consumer, which asks at time `now`, with the chunks that the source holds."""
+        """Answer a consumer that asks at virtual time `now` with the chunks that the source holds."""
 
     def send(self, consumer: object, transfer: Transfer, tokens: int, now: float) -> float:
-        """Send `tokens` tokens to the consumer from time `now` on. Returns the time of their arrival."""
+        """Send `tokens` tokens to the consumer from virtual time `now` on. Returns the time at which they arrive."""
 
 
 @dataclass(slots=True)
@@ -45,11 +45,12 @@ class Load:
     Attributes:
         start: Leading blocks of the prompt that were cached before the load.
         end: Leading blocks that are cached after the load.
-        ready: Time at which the load is done.
-        tokens: Tokens by source.
-        promoted: Chunks that are copied to host memory on the way, by their numbers in the prompt.
-        chunks: Names of the loaded chunks, which are not evicted during the load.
-        waits: Whether nothing is loaded: the request waits for another request's load and then looks again.
+        ready: Time at which the load ends.
+        tokens: Number of loaded tokens by source.
+        promoted: Chunks from the pool or a peer that are copied to host memory first, by their numbers in the prompt.
+        chunks: Names of the loaded chunks, which cannot be evicted during the load.
+        waits: True if nothing is loaded: the request waits for another request's load of the same chunks, and then
+            looks again.
     """
 
     start: int

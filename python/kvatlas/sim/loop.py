@@ -1,7 +1,7 @@
-"""Start times of the requests of a trace.
+"""Start times of the requests of a trace, in the open or the closed loop.
 
-In the open loop each starts at its time in the trace, however late the answers are. In the closed loop a request starts
-when those it waits for have ended, plus its pause: a fleet that is slow is asked less.
+In the open loop each request starts at its time in the trace, however late the answers are. In the closed loop a
+request starts when the requests that it depends on have ended, plus its pause: a slow fleet receives fewer requests.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ LOOPS = ("open", "closed")
 
 
 def choose_loop(trace: Trace, loop: str | None) -> str:
-    """Choose the loop to replay `trace` in: by default the closed loop if some requests wait for others.
+    """Choose the loop, open or closed, in which to replay `trace`.
 
-    Raises `ConfigError` if the trace lacks what the chosen loop needs.
+    The default is the closed loop if any request depends on another. Raises `ConfigError` if the trace lacks the data
+    for the chosen loop.
     """
     chosen = loop or ("closed" if trace.closed else "open")
     if chosen == "closed" and not trace.closed:
@@ -34,10 +35,16 @@ def choose_loop(trace: Trace, loop: str | None) -> str:
 
 
 class Starts:
-    """Start times of a trace's requests in the closed loop, in seconds from the first. Call `ended` at each end."""
+    """Start times of a trace's requests in the closed loop, in seconds from the first.
+
+    Call `ended` at the end of each request.
+    """
 
     def __init__(self, requests: Sequence[TraceRequest], speedup: float = 1.0) -> None:
-        """Compute start times. `speedup` divides the times between requests that wait for none, not the pauses."""
+        """Compute the start times.
+
+        `speedup` divides the times of requests that depend on no other, but not the pauses.
+        """
         known = {line.id: number for number, line in enumerate(requests) if line.id is not None}
         begin = min((line.timestamp for line in requests), default=0)
         # Who waits for a request to start, or to end, and how long after.
@@ -53,17 +60,17 @@ class Starts:
 
     @property
     def next(self) -> float:
-        """Time of the next start, in seconds; infinite if a request must end before any other starts."""
+        """Time of the next start, in seconds; infinite if some request must end before any other can start."""
         return self._heap[0][0] if self._heap else math.inf
 
     def start(self, now: float) -> int:
-        """Remove and return the number of the request that starts next. `now`: the time of the start."""
+        """Remove and return the number of the request that starts next. `now`: the time of the start, in seconds."""
         _, number = heapq.heappop(self._heap)
         self._release(self._starts[number], now)
         return number
 
     def ended(self, number: int, now: float) -> None:
-        """Record that a request has ended at time `now`, so that requests that waited for this end can start."""
+        """Record that a request ended at time `now`, in seconds, so that the requests that depend on it can start."""
         self._release(self._ends[number], now)
 
     def _release(self, followers: list[tuple[int, float]], now: float) -> None:
@@ -75,7 +82,10 @@ class Starts:
 
 
 def groups(requests: Sequence[TraceRequest]) -> list[list[int]]:
-    """Numbers of a trace's requests, in groups without a dependency on each other, ordered by each group's first."""
+    """Split the requests of a trace into groups without dependencies between groups, ordered by first request.
+
+    Returns the numbers of the requests in each group.
+    """
     known = {line.id: number for number, line in enumerate(requests) if line.id is not None}
     first = list(range(len(requests)))
 

@@ -1,12 +1,12 @@
-"""Offloading of a simulated engine: host memory, a pool and pulls behind its own cache, by the rules of vLLM's.
+"""Offloading of a simulated engine: host memory, a shared pool and pulls from peers, by the rules of vLLM's.
 
 The rules (each has a test of the same name):
 
 - computed blocks are copied in whole chunks, and announced after the device's stores of the step;
 - a prompt goes on from the chunk with the end of its cached part: chunk by chunk, while each is held on some tier;
-- host memory comes before the pool, and that before the peer that the request names;
+- host memory comes before the pool, and the pool before the peer that the request names;
 - what is pulled comes to host memory first, and is announced there first; so does what is found in the pool;
-- without a slot there, what is elsewhere counts as not found;
+- without a free slot in host memory, chunks in the pool or at a peer count as not found;
 - a pull takes host memory only: what the source has on its device counts for nothing;
 - a request that needs what another one is loading waits for that, and looks again;
 - a request that loads holds its blocks, and holds up no step;
@@ -32,13 +32,13 @@ from kvatlas.sim.transfers import Link, Transfer
 from kvatlas.types import Tier
 
 REFUSED = 0.010
-"""Seconds after which a request gives up a source that refuses connections."""
+"""Seconds after which an engine gives up a pull from a peer that refuses connections."""
 
 SILENT = 11.8
-"""Seconds after which a request gives up a source that does not answer, if the two engines have spoken before."""
+"""Seconds after which an engine gives up a pull from a silent peer with which it has exchanged data before."""
 
 HANDSHAKE = 30.0
-"""Seconds after which a request gives up a source that does not answer, if the two have never spoken."""
+"""Seconds after which an engine gives up a pull from a silent peer with which it has never exchanged data."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class OffloadCounters:
 
 
 class Offload:
-    """Tiers behind one engine's cache: host memory, from which other engines can pull, and a shared pool."""
+    """Tiers behind one engine's cache: host memory, from which other engines can pull blocks, and a shared pool."""
 
     def __init__(
         self, worker: str, block_size: int, config: TierConfig, sink: TierSink, pool: SharedPool | None = None
@@ -77,7 +77,7 @@ class Offload:
     # Storing
 
     def computed(self, request: Request, start: int, end: int) -> None:
-        """Copy the chunks completed by blocks `start` to `end` of a request to the tiers, and announce the chunks."""
+        """Copy the chunks completed by blocks `start` to `end` of a request to the tiers, and announce these chunks."""
         k, host = self.config.chunk, self.host
         if self.config.prompt_only:
             end = min(end, request.prompt_tokens // self._size)
@@ -105,7 +105,10 @@ class Offload:
         return request.block_hashes[number * k : number * k + k]
 
     def _keep(self, request: Request, number: int, host: ChunkStore) -> bool:
-        """Store a chunk of a request in host memory, and announce evictions. Returns False if no slot is free."""
+        """Store a chunk of a request in host memory, and announce the resulting evictions.
+
+        Returns False if no slot is free.
+        """
         gone = host.add(self._blocks(request, number))
         if gone is None:
             self.counters.dropped += 1
@@ -176,7 +179,10 @@ class Offload:
         return answer
 
     def _promote(self, request: Request, number: int, load: Load) -> bool:
-        """Reserve a slot in host memory for a chunk to be loaded from the pool or a peer. False: no slot is free."""
+        """Reserve a slot in host memory for a chunk that is loaded from the pool or a peer.
+
+        Returns False if no slot is free.
+        """
         if self.host is not None:
             if not self._keep(request, number, self.host):
                 return False
@@ -184,7 +190,7 @@ class Offload:
         return True
 
     def _time(self, load: Load, peer: PullSource | None, answer: PullAnswer | None, now: float) -> None:
-        """Compute the time at which a load is done. Transfers from different places follow each other."""
+        """Compute the virtual time at which a load ends. Transfers from different tiers run one after another."""
         if answer is not None:
             load.ready = max(load.ready, now + answer.delay)
         if peer is not None and (tokens := load.tokens["p2p"]):
@@ -209,7 +215,7 @@ class Offload:
                 self.host.discard(self._blocks(request, number)[-1])
 
     def _release(self, load: Load) -> None:
-        """Allow the chunks of a load to be evicted again."""
+        """Allow the eviction of a load's chunks again."""
         for name in load.chunks:
             self._coming.pop(name, None)
             if self.host is not None:
@@ -221,9 +227,9 @@ class Offload:
             self.host.use(names[self.config.chunk - 1 :: self.config.chunk])
 
     def outlook(self, names: Sequence[int], at: int) -> tuple[int, float]:
-        """Leading blocks of a prompt that are cached or can be loaded, and the seconds that the load would take.
+        """Leading blocks of a prompt that are cached or can be loaded, and the duration of that load in seconds.
 
-        `names`: block hashes of the prompt. `at`: leading blocks in the engine's own cache.
+        `names`: block hashes of the prompt. `at`: number of leading blocks in the engine's own cache.
         """
         k, size = self.config.chunk, self._size
         places: list[tuple[PoolChunks, Transfer]] = [] if self.host is None else [(self.host, self.config.host)]
@@ -241,7 +247,10 @@ class Offload:
     # As a source
 
     def answer(self, consumer: object, now: float) -> PullAnswer:
-        """Answer a consumer, which asks at time `now`, with the chunks in host memory (see `PullSource`)."""
+        """Answer a peer (the consumer) that asks at virtual time `now` with the chunks in host memory.
+
+        See `PullSource`.
+        """
         if self.refuses or self.host is None:
             return PullAnswer((), REFUSED, failed=True)
         spoken = consumer in self._spoken
@@ -253,13 +262,16 @@ class Offload:
         return PullAnswer(self.host, max(silent, 0.0) + (0.0 if spoken else self.config.pull.connect))
 
     def send(self, consumer: object, transfer: Transfer, tokens: int, now: float) -> float:
-        """Send `tokens` tokens to a consumer from time `now` on. Returns the time of their arrival."""
+        """Send `tokens` tokens to a peer (the consumer) from virtual time `now` on.
+
+        Returns the time at which they arrive.
+        """
         return self._out.carry(transfer, tokens, now)
 
     # The end
 
     def clear(self) -> None:
-        """Clear host memory and all sessions with peers, as a restart does. The shared pool stays."""
+        """Clear host memory and all connections to peers, as a restart does. The shared pool stays."""
         if self.host is not None:
             self.host.clear()
         self._coming.clear()

@@ -8,7 +8,7 @@ The rules (each has a test of the same name):
 - content is evicted only when its block is taken, with one announcement for each physical copy;
 - a freshly filled block is never merged with an equal one: both are copies, and a lookup finds the older.
 
-The pool knows neither time nor requests: `Engine` has those.
+The pool has no notion of time or of requests; `Engine` adds them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
-    """Pool of `blocks` physical blocks, numbered from 0. A block's name is its block hash."""
+    """Pool of `blocks` physical blocks, numbered from 0. A block's content is identified by a name, its block hash."""
 
     def __init__(self, blocks: int) -> None:
         if blocks < 1:
@@ -35,7 +35,7 @@ class BlockPool:
         self._others: dict[int, list[int]] = {}  # name -> further copies, oldest first
 
     def lookup(self, names: Iterable[int]) -> list[int]:
-        """Find the blocks that hold the longest cached run from the start of `names`."""
+        """Find the physical blocks that hold the longest cached prefix of the chain `names`."""
         found: list[int] = []
         get = self._first.get
         for name in names:
@@ -46,16 +46,16 @@ class BlockPool:
         return found
 
     def depth(self, names: Iterable[int]) -> int:
-        """The number of leading `names` that are cached without a gap."""
+        """Number of leading `names` that are cached without a gap."""
         return len(self.lookup(names))
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """The number of `blocks` that are in the free queue: using them uses up free room."""
+        """Number of `blocks` that are in the free queue; their use reduces the free space."""
         refs = self._refs
         return sum(1 for block in blocks if refs[block] == 0)
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Reference cached blocks (a hit)."""
+        """Add a reference to each of the cached blocks `blocks`, which a request has hit."""
         refs = self._refs
         for block in blocks:
             if refs[block] == 0:
@@ -65,7 +65,8 @@ class BlockPool:
     def take(self, count: int) -> tuple[list[int], list[int]]:
         """Take `count` blocks from the front of the free queue.
 
-        Returns the blocks, referenced once, and the names evicted for them in order. The caller has checked `free`.
+        Returns the blocks, referenced once, and the names of the evicted contents in order. The caller has checked that
+        enough blocks are free.
         """
         if count > self.free:
             raise RuntimeError(f"{count} blocks wanted, {self.free} free")
@@ -95,7 +96,7 @@ class BlockPool:
         return taken, removed
 
     def fill(self, blocks: Sequence[int], names: Sequence[int]) -> None:
-        """Mark `blocks` as full, with the content named by `names`."""
+        """Mark `blocks` as full, each with the content of the same position in `names`."""
         first, name_of = self._first, self._name
         for block, name in zip(blocks, names, strict=True):
             name_of[block] = name
@@ -108,7 +109,7 @@ class BlockPool:
                 self._others.setdefault(name, []).append(block)
 
     def release(self, chain: Sequence[int]) -> None:
-        """Drop one reference of each block of a request, given from first to last."""
+        """Drop one reference to each block of a request; `chain` lists the blocks from first to last."""
         refs, entries, name_of, queue = self._refs, self._entries, self._name, self._queue
         for block in reversed(chain):
             left = refs[block] - 1
@@ -125,7 +126,7 @@ class BlockPool:
             self._compact()
 
     def reset(self) -> bool:
-        """Drop all content. Refused (False) while a request holds blocks."""
+        """Drop all content. Returns False, and does nothing, while a request holds blocks."""
         if self.free != self.size:
             return False
         self._first.clear()
@@ -135,15 +136,15 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        """Number of distinct names held."""
+        """Number of distinct names (block hashes) with cached content."""
         return len(self._first)
 
     def copies(self, name: int) -> int:
-        """The number of physical blocks with the content named by `name`."""
+        """Number of physical blocks with the content named by `name`."""
         return (name in self._first) + len(self._others.get(name, ()))
 
     def queue_order(self) -> list[int]:
-        """The free blocks in the order in which they will be taken (slow; for tests)."""
+        """Free blocks in the order in which they will be taken (slow; for tests)."""
         self._compact()
         return list(self._queue)
 
@@ -157,7 +158,7 @@ class BlockPool:
             del self._others[name]
 
     def _compact(self) -> None:
-        """Drop the obsolete entries of the free queue."""
+        """Remove obsolete entries from the free queue."""
         keep: list[int] = []
         entries = [0] * self.size
         for block in reversed(self._queue):

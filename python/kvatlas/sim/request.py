@@ -11,7 +11,7 @@ from kvatlas.sim.loads import Load, PullSource
 
 
 class State(Enum):
-    """Stage of a request's life."""
+    """Stage in the life of a request."""
 
     WAITING = "waiting"
     LOADING = "loading"
@@ -23,10 +23,11 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Prompt and the tokens that it will generate.
+    """Request of a simulated engine: a prompt, and the tokens to be generated.
 
-    `content_hashes` and `block_hashes` have one entry for every block that will be full: of the prompt, then of the
-    output. The last generated token is never fed back, so it has no KV: `cacheable_tokens` counts the others.
+    `content_hashes` and `block_hashes` have one entry for every block that will be full, first those of the prompt,
+    then those of the output. The last generated token is never computed on, so it has no KV: `cacheable_tokens` counts
+    the others.
     """
 
     number: int
@@ -66,10 +67,10 @@ class Request:
 
     @property
     def cacheable_tokens(self) -> int:
-        """Tokens that will have KV at the end."""
+        """Number of tokens that will have KV at the end of the request: all except the last generated one."""
         return cacheable_tokens(self.prompt_tokens, self.output_tokens)
 
 
 def cacheable_tokens(prompt_tokens: int, output_tokens: int) -> int:
-    """Tokens of a finished request that have KV: all but the last generated one."""
+    """Tokens of a finished request that have KV: all except the last generated one."""
     return prompt_tokens + max(output_tokens, 1) - 1

@@ -1,11 +1,11 @@
 """Generated workload of rollouts for reinforcement learning: many samples of each prompt at once, in steps.
 
-A step begins with some groups. A group is one prompt that is sampled several times at the same moment; each sample goes
-on for a few turns, in which a tool or an environment answers what was generated, on its own. The next step begins when
-the last sample of this one is done, so the slowest decides.
+A training step begins with several groups. A group is one prompt that is sampled several times at the same moment. Each
+sample continues for a few turns; between turns, a tool or an environment adds an observation to what was generated. The
+next step begins when the last sample of the current step is done, so the slowest sample decides its length.
 
-A trace is in blocks of 64 tokens and says which requests wait for which; its times are those of idle engines.
-Everything follows from the seed.
+A trace has blocks of 64 tokens and names, for each request, the requests that must end before it starts; start times
+are those on idle engines. The seed determines the whole trace.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class RolloutConfig:
     """Settings of a workload of rollouts. Lengths are medians in tokens (log-normal).
 
     Attributes:
-        steps: Number of steps; each begins when the one before it is done.
-        groups: Prompts of a step.
-        samples: Samples of each prompt, which begin at the same moment.
+        steps: Number of training steps; each begins when the previous one is done.
+        groups: Number of prompts in a step.
+        samples: Number of samples of each prompt, which begin at the same moment.
         seed: Seed of all random choices.
-        fewest: Turns of a sample, at least.
-        most: Turns of a sample, at most; all numbers between them are as frequent.
-        prompt: Tokens of a group's prompt.
-        answer: Tokens that each turn generates.
-        observation: Tokens that a tool or an environment adds before the next turn.
-        pause: Seconds that a tool or an environment takes (exponential).
+        fewest: Minimum number of turns of a sample.
+        most: Maximum number of turns of a sample; the number is uniformly distributed.
+        prompt: Length of a group's prompt.
+        answer: Number of tokens that each turn generates.
+        observation: Number of tokens that a tool or an environment adds before the next turn.
+        pause: Mean seconds that a tool or an environment needs for an observation (exponential).
     """
 
     steps: int = 2
@@ -62,7 +62,7 @@ class RolloutConfig:
 
 
 def generate_rollouts(config: RolloutConfig | None = None) -> Trace:
-    """Make a trace of all training steps, with the requests in the order in which idle engines would receive them."""
+    """Generate a trace of all training steps, with requests in the order in which idle engines would receive them."""
     config = config or RolloutConfig()
     random = np.random.default_rng(config.seed)
     names, numbers = itertools.count(), itertools.count()

@@ -38,12 +38,12 @@ class EngineConfig:
     """Settings of a simulated engine. The defaults approximate a 70B model on four accelerators of 80 GB.
 
     Attributes:
-        block_size: Tokens of a block.
-        blocks: Size of its cache, in blocks.
-        prefill_rate: Prompt tokens that it computes a second.
-        decode_rate: Tokens that each running request generates a second.
-        max_running: Requests that it runs at once.
-        chunk: Prompt tokens of one prefill step; None: whole prompts.
+        block_size: Tokens per block.
+        blocks: Size of the engine's cache, in blocks.
+        prefill_rate: Prompt tokens that the engine computes per second.
+        decode_rate: Tokens that each running request generates per second.
+        max_running: Maximum number of requests that run at once.
+        chunk: Maximum number of prompt tokens in one prefill step; None for whole prompts.
     """
 
     block_size: int = 16
@@ -70,13 +70,13 @@ class EngineConfig:
 
 
 class Listener(Protocol):
-    """Receiver of a request's milestones, called at the virtual time of each."""
+    """Receiver of a request's milestones (first token, end), called at the virtual time of each."""
 
     def first_token(self, request: Request) -> None:
-        """Called when the prefill is done, but not again after a preemption."""
+        """Receive the end of a request's prefill. Not called again after a preemption."""
 
     def finished(self, request: Request) -> None:
-        """Called when the last token is generated."""
+        """Receive the end of a request: its last token is generated."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Counters:
 
 
 class Scheduler(ABC):
-    """Waiting and running requests of an engine, with their blocks. A subclass adds a model of time."""
+    """Waiting and running requests of a simulated engine, with their blocks. A subclass adds a model of time."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Scheduler(ABC):
         pool: BlockPool | None = None,
         offload: Offload | None = None,
     ) -> None:
-        """Create a scheduler. `pool`: shared cache; None: a new cache. `offload`: tiers behind the cache."""
+        """Create a scheduler. `pool`: a shared cache; None for a new cache. `offload`: tiers behind the cache."""
         self.worker = worker
         self.config = config
         self.counters = Counters()
@@ -133,11 +133,11 @@ class Scheduler(ABC):
         self.run_until(math.inf)
 
     def depth(self, block_hashes: list[int]) -> int:
-        """Number of leading blocks of a prompt in the cache, at this moment."""
+        """Number of leading blocks of a prompt that are in the cache at this moment."""
         return self.pool.depth(block_hashes)
 
     def usable(self, block_hashes: list[int]) -> tuple[int, float]:
-        """Leading blocks of a prompt that are cached or can be loaded, and the seconds that the load would take."""
+        """Leading blocks of a prompt that are cached or can be loaded, and the duration of that load in seconds."""
         depth = self.depth(block_hashes)
         return (depth, 0.0) if self.offload is None else self.offload.outlook(block_hashes, depth)
 
@@ -147,7 +147,7 @@ class Scheduler(ABC):
         return not self._unsent
 
     def announced_depth(self, block_hashes: Sequence[int]) -> int:
-        """Number of leading blocks of a prompt in the cache, according to the announcements so far."""
+        """Number of leading blocks of a prompt that are in the cache according to the announcements so far."""
         changes: Counter[int] = Counter()
         for each in self._unsent:
             if isinstance(each, tuple):
@@ -161,7 +161,7 @@ class Scheduler(ABC):
         )
 
     def reset(self) -> bool:
-        """Clear the cache, as an administrator's reset does.
+        """Clear the cache, as the engines' administrative route for resets does.
 
         Returns False, and does nothing, while requests hold blocks.
         """
@@ -173,7 +173,7 @@ class Scheduler(ABC):
     # Requests
 
     def _queue(self, request: Request, now: float) -> bool:
-        """Queue a request. Returns False if the request is refused, as it would not fit in an empty cache."""
+        """Queue a request. Returns False if the request is refused because it would not fit in an empty cache."""
         request.arrival = now
         if -(-request.cacheable_tokens // self.config.block_size) > self.config.blocks:
             request.state = State.REFUSED
@@ -185,11 +185,11 @@ class Scheduler(ABC):
         return True
 
     def _blocked_until(self, now: float) -> float:
-        """Total seconds, until `now`, during which the first request of the queue lacked room."""
+        """Total seconds, until `now`, in which the first request of the queue lacked free blocks to start."""
         return self._blocked + (now - self._blocked_since if self._blocked_since is not None else 0.0)
 
     def _room_of_first(self) -> list[int] | None:
-        """Cached blocks of the queue's first request, by their numbers; None if the request cannot be admitted yet."""
+        """Cached blocks of the first request of the queue, by their numbers; None if it cannot be admitted yet."""
         if len(self.running) + len(self.loading) >= self.config.max_running:
             return None
         request, size = self.waiting[0], self.config.block_size
@@ -198,7 +198,10 @@ class Scheduler(ABC):
         return hits if new + self.pool.idle(hits) + self._kept <= self.pool.free else None
 
     def _admit_first(self, now: float) -> Request | None:
-        """Admit requests until one can be computed at once, and return that one; None if no request can."""
+        """Admit requests from the queue until one of them can be computed at once.
+
+        Returns that request; None if no request can be computed.
+        """
         while not self._ready:
             if not self.waiting:
                 return None
@@ -238,13 +241,13 @@ class Scheduler(ABC):
     # Loading
 
     def _missing(self, request: Request) -> int:
-        """Number of blocks that a request's prompt needs beyond those that the request holds."""
+        """Number of blocks that a request's prompt needs in addition to those that the request holds."""
         return -(-request.target // self.config.block_size) - len(request.blocks)
 
     def _load(self, request: Request, now: float) -> bool:
-        """Start to load the blocks after a prompt's cached ones. Returns False if there is no load to wait for.
+        """Start to load the blocks that follow the cached ones of a request's prompt.
 
-        The cache must have room for the whole prompt.
+        Returns False if there is no load to wait for. The cache must have free blocks for the whole prompt.
         """
         offload = self.offload
         if offload is None:
@@ -270,7 +273,7 @@ class Scheduler(ABC):
         return True
 
     def _loaded(self, request: Request, load: Load, now: float) -> None:
-        """Record that a request's load is done: the loaded blocks are now cached."""
+        """Record the end of a request's load: the loaded blocks are now cached."""
         request.load = None
         if self.offload is not None:
             self.offload.loaded(request, load)
@@ -281,7 +284,10 @@ class Scheduler(ABC):
             request.sources = Counter(load.tokens)
 
     def _load_ends(self, request: Request, now: float) -> None:
-        """Process the end of a request's load: prefill is next, or the request is queued again and looks again."""
+        """Process the end of a request's load.
+
+        The request continues with its prefill, or returns to the queue and looks for its blocks again.
+        """
         load = request.load
         if load is None:
             return
@@ -296,7 +302,7 @@ class Scheduler(ABC):
         self._ready.append(request)
 
     def _drop_load(self, request: Request) -> None:
-        """Cancel a request's load, also one that is done."""
+        """Cancel the load of a request, including one that has ended."""
         if self.offload is not None and request.load is not None:
             self.offload.abandon(request, request.load)
         request.load = None
@@ -310,7 +316,7 @@ class Scheduler(ABC):
         """Schedule a call of `_load_ends` for a request at virtual time `time`."""
 
     def _is_prefilled(self, request: Request, now: float) -> bool:
-        """Record the end of a request's prefill. Returns False if the first token already came before a preemption."""
+        """Record the end of a request's prefill. Returns False if the first token came earlier, before a preemption."""
         request.state = State.DECODE
         if request.first_token is not None:
             return False
@@ -331,7 +337,10 @@ class Scheduler(ABC):
     # Blocks
 
     def _grow(self, request: Request, blocks: int, now: float) -> bool:
-        """Extend a request to `blocks` blocks, preempting others if needed. False: the request itself is preempted."""
+        """Extend a request to `blocks` blocks; preempt other requests if needed.
+
+        Returns False if the request itself is preempted.
+        """
         missing = blocks - len(request.blocks)
         if missing <= 0:
             return True
@@ -347,7 +356,10 @@ class Scheduler(ABC):
         return True
 
     def _store_full(self, request: Request, tokens: int) -> None:
-        """Cache the newly full blocks among the first `tokens` tokens of a request, to be announced after the step."""
+        """Cache the newly full blocks among the first `tokens` tokens of a request.
+
+        They are announced after the step.
+        """
         start, end = request.stored, tokens // self.config.block_size
         if end <= start:
             return
@@ -357,7 +369,7 @@ class Scheduler(ABC):
         request.stored = end
 
     def _announce(self) -> None:
-        """Announce the changes of the step that has ended, in order."""
+        """Announce the changes of the cache in the step that has ended, in order."""
         unsent, self._unsent = self._unsent, []
         for each in unsent:
             if isinstance(each, tuple):
@@ -370,7 +382,7 @@ class Scheduler(ABC):
                     self.offload.computed(*each)
 
     def _announce_store(self, request: Request, start: int, end: int) -> None:
-        """Announce the blocks of a request from number `start` up to `end` as stored."""
+        """Announce the blocks of a request from number `start` to `end` (exclusive) as stored."""
         parent = request.block_hashes[start - 1] if start else None
         self._sink.store(self.worker, parent, request.block_hashes[start:end], request.content_hashes[start:end])
 
@@ -388,4 +400,4 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _interrupt(self, request: Request, now: float) -> None:
-        """Record the progress of a request that is preempted, and the tokens to be computed when it resumes."""
+        """Record the progress of a request at its preemption, and the tokens to be computed when it resumes."""

@@ -1,4 +1,4 @@
-"""Statistics of a trace, with the share of it that one cache without limits would serve."""
+"""Statistics of a trace, with the hit rate that one unlimited cache would reach on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TraceStatistics:
 
 
 def trace_statistics(trace: Trace, block_size: int) -> TraceStatistics:
-    """Describe a trace, with `seen_before` counted in full blocks of `block_size` tokens."""
+    """Compute the statistics of a trace. `seen_before` counts full blocks of `block_size` tokens."""
     requests = trace.requests
     inputs = np.array([r.input_length for r in requests], dtype=np.int64)
     outputs = np.array([r.output_length for r in requests], dtype=np.int64)
@@ -45,9 +45,10 @@ def trace_statistics(trace: Trace, block_size: int) -> TraceStatistics:
 
 
 def infinite_cache(requests: Sequence[TraceRequest], block_size: int, trace_block: int = TRACE_BLOCK) -> list[int]:
-    """Tokens of each prompt that one cache without limits would hold when it arrives: the upper bound of any routing.
+    """Tokens of each prompt that one unlimited cache would hold at its arrival: the upper bound of any routing.
 
-    By the engines' rules: full blocks of `block_size`, chained from the start, and never the whole prompt.
+    The rules are those of engines: full blocks of `block_size` tokens, chained from the start, and never the whole
+    prompt.
     """
     # A node of this tree is a trace block after its prefix; its value is how many of its tokens have been computed
     # in full blocks. Ids already seen in full are the common case, so a walk costs one look-up a trace block.

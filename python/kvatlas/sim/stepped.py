@@ -1,14 +1,15 @@
-"""Simulated engine that works in steps, as real ones do: each step computes chunks of prompts and decodes all requests.
+"""Simulated engine that works in steps, as real ones do: each computes parts of prompts and decodes all requests.
 
-Time is in seconds and virtual. In one step every decoding request gets one token, and what is left of `chunk` tokens
-goes to prompts, first come first served: the one begun before, then new ones. How long it takes is `StepTime`'s. So a
-    prompt delays those behind it and slows all decoding requests, which is what routing decides about.
+Times are virtual, in seconds. In one step every decoding request gets one token, and the rest of the `chunk` tokens
+goes to prompts, first come first served: the partly computed prompt first, then new ones. `StepTime` gives the duration
+of a step. So a prompt delays the requests behind it and slows all decoding requests, which is the effect that routing
+influences.
 
-Between two things that happen (a request comes, a prompt is done, a block is full, an answer ends) decoding steps
-differ by their context alone, which grows by one token for each request. These runs of steps are computed at once, by
-the sum of an arithmetic series.
+Between two changes (a request arrives, a prompt is done, a block is full, an answer ends) decoding steps differ only in
+their context, which grows by one token for each request. This sequence of steps (a run) is computed at once, as the
+sum of an arithmetic series.
 
-The rules of the cache are `Scheduler`'s and `BlockPool`'s. A step's changes are announced when it is done.
+The cache follows the rules of `Scheduler` and `BlockPool`. Changes of a step are announced when the step ends.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from kvatlas.sim.scheduler import EngineConfig, Listener, Scheduler
 
 
 class SteppedEngine(Scheduler):
-    """Simulated engine that works in steps.
+    """Simulated engine that computes prompts and decodes requests in steps.
 
-    `submit` and `run_until` drive it; it announces changes of its cache to `sink`.
-    `chunk` of the configuration is the maximum number of tokens in a step; the configured rates are not used.
+    `submit` and `run_until` drive the engine; it announces changes of its cache to `sink`. `chunk` of the configuration
+    is the maximum number of tokens in a step; the configured rates are not used.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class SteppedEngine(Scheduler):
         pool: BlockPool | None = None,
         offload: Offload | None = None,
     ) -> None:
-        """Create an engine. `pool`: shared cache; None: a new cache. `offload`: tiers behind the cache."""
+        """Create an engine. `pool`: a shared cache; None for a new cache. `offload`: tiers behind the cache."""
         super().__init__(worker, config, sink, listener, pool, offload)
         self.steps = steps
         self.gaps = Gaps()
@@ -67,7 +68,10 @@ class SteppedEngine(Scheduler):
     # Driving it
 
     def submit(self, request: Request, now: float) -> bool:
-        """Queue a request at virtual time `now`, which must not be in the past. Returns False if it is refused."""
+        """Queue a request at virtual time `now`, which must not be in the past.
+
+        Returns False if the request is refused.
+        """
         self.run_until(now)
         if not self._queue(request, now):
             return False
@@ -82,19 +86,22 @@ class SteppedEngine(Scheduler):
             self._plan(now)
 
     def look_for_room(self, now: float) -> None:
-        """Check the queue again, as another engine that shares the cache may have released blocks."""
+        """Check the queue again, because another engine that shares the cache may have released blocks."""
         if self.waiting:
             self._look(now)
 
     def _look(self, now: float) -> None:
-        """Check the queue at the end of the current step."""
+        """Schedule a check of the queue for the end of the current step."""
         if self._count == 0:
             self._plan(now)
         elif self._count > 1:
             self._stop_after(now)
 
     def die(self, now: float) -> list[Request]:
-        """Stop the engine for good. Returns the unfinished requests, in the order of their arrival."""
+        """Stop the engine for good, as if its process died.
+
+        Returns the unfinished requests, in the order of their arrival.
+        """
         self.run_until(now)
         lost = [*self.running, *self.loading, *self.waiting]
         for request in [*self.loading]:
@@ -122,7 +129,10 @@ class SteppedEngine(Scheduler):
         return lost
 
     def forget(self) -> bool:
-        """Clear cache and host memory, and announce the reset. False, without effect, while requests hold blocks."""
+        """Clear the cache and host memory, and announce the reset.
+
+        Returns False, and does nothing, while requests hold blocks.
+        """
         if not self.pool.reset():
             return False
         if self.offload is not None:
@@ -131,14 +141,14 @@ class SteppedEngine(Scheduler):
         return True
 
     def set_speed(self, steps: StepTime, now: float) -> None:
-        """Set the constants of the duration of steps, from the next step on."""
+        """Replace the constants of the duration of steps, from the next step on."""
         self.run_until(now)
         self.steps = steps
         if self.due is not None and self._count > 1:
             self._stop_after(now)
 
     def hang(self, now: float, until: float) -> None:
-        """Pause the engine from `now` to `until`; then it continues with its running requests."""
+        """Pause the engine from virtual time `now` to `until`; then it continues with its running requests."""
         self.run_until(now)
         self._awake = until
         if self.offload is not None:
@@ -151,14 +161,14 @@ class SteppedEngine(Scheduler):
 
     @property
     def begun_tokens(self) -> int:
-        """Tokens still to be computed of the partly computed prompt; 0 if no prompt is partly computed."""
+        """Number of tokens still to be computed of the partly computed prompt; 0 if no prompt is partly computed."""
         begun = self._partial
         return begun.target - begun.computed if begun is not None else 0
 
     # A run of steps
 
     def _stop_after(self, now: float) -> None:
-        """Shorten the planned run of steps to end with the step that runs at time `now`."""
+        """Shorten the planned run of steps so that it ends with the step in progress at time `now`."""
         passed, g = max(now - self._began, 0.0), self._growth
         first = self._first - g / 2
         # The number of steps, n, that take `passed` seconds: first·n + g·n²/2 = passed.
@@ -170,7 +180,7 @@ class SteppedEngine(Scheduler):
         return count * self._first + self._growth * (count * (count - 1) / 2)
 
     def _plan(self, now: float) -> None:
-        """Plan the next run of steps from time `now` on."""
+        """Plan the next run of steps (a sequence that is computed at once) from time `now` on."""
         now = max(now, self._awake)
         while self._loads and (self._loads[0][0] <= now or self._loads[0][2] != self._loads[0][3].generation):
             _, _, generation, loaded = heapq.heappop(self._loads)

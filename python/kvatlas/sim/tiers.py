@@ -16,14 +16,14 @@ class TierConfig:
     """Tiers behind each engine's own cache. By default there are none.
 
     Attributes:
-        host_tokens: Size of each engine's host memory in tokens; 0: there is none.
-        pool_tokens: Size of the pool that all engines share, in tokens; 0: there is none; None: it has no limit.
-        pulls: Whether engines pull blocks from each other's host memory.
-        chunk: Blocks in a chunk, which is stored and loaded as a whole.
-        prompt_only: Whether only blocks of prompts are offloaded, not generated ones: vLLM's default.
-        host: Duration of a load from host memory.
-        pool: Duration of a load from the pool.
-        pull: Duration of a pull, from the source's host memory to the device.
+        host_tokens: Size of each engine's host memory, in tokens; 0 for none.
+        pool_tokens: Size of the pool that all engines share, in tokens; 0 for no pool, None for no limit.
+        pulls: True if engines pull blocks from each other's host memory.
+        chunk: Number of blocks in a chunk, which is stored and loaded as a whole.
+        prompt_only: True if only blocks of prompts are offloaded, not generated ones: vLLM's default.
+        host: Model of the duration of a load from host memory.
+        pool: Model of the duration of a load from the pool.
+        pull: Model of the duration of a pull, from a peer's host memory to the device.
     """
 
     host_tokens: int = 0
@@ -47,7 +47,7 @@ class TierConfig:
 
     @property
     def any(self) -> bool:
-        """True if there is any tier."""
+        """True if any tier is configured."""
         return bool(self.host_tokens) or self.pool_tokens != 0
 
     def host_slots(self, block_size: int) -> int:
@@ -55,7 +55,7 @@ class TierConfig:
         return self.host_tokens // (block_size * self.chunk)
 
     def make_pool(self, block_size: int) -> SharedPool | None:
-        """Make the pool; None if there is none."""
+        """Create the shared pool; None if none is configured."""
         if self.pool_tokens == 0:
             return None
         slots = None if self.pool_tokens is None else max(self.pool_tokens // (block_size * self.chunk), 1)
@@ -63,7 +63,7 @@ class TierConfig:
 
 
 class PoolChunks(Protocol):
-    """Chunks of cached blocks in a pool, by the name of each chunk's last block, such as in a `ChunkStore`."""
+    """Store for the chunks of a pool, by the name of each chunk's last block, for example a `ChunkStore`."""
 
     def __contains__(self, name: object) -> bool: ...
 
@@ -78,9 +78,10 @@ class SharedPool:
     """Pool of chunks that several engines store in and load from. Evictions are not announced to the engines."""
 
     def __init__(self, transfer: Transfer, slots: int | None = None, chunks: PoolChunks | None = None) -> None:
-        """Create a pool.
+        """Create a pool of chunks.
 
-        `slots`: maximum number of chunks; None: no limit. `chunks`: another store; then `slots` is unused.
+        `slots`: maximum number of chunks; None for no limit. `chunks`: a store to use instead of a new one; `slots` is
+        then unused.
         """
         self.transfer = transfer
         self.chunks: PoolChunks = ChunkStore(slots) if chunks is None else chunks
@@ -88,6 +89,6 @@ class SharedPool:
     def take(self, blocks: Sequence[int]) -> bool:
         """Store a chunk, given as its blocks.
 
-        Returns False if the chunk is not added: already held, or no slot is free.
+        Returns False if the chunk is not added because the pool holds it already or no slot is free.
         """
         return blocks[-1] not in self.chunks and self.chunks.add(blocks) is not None

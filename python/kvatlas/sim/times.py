@@ -1,4 +1,4 @@
-"""Times in traces and logs: numbers in a unit, or dates, and checks of an assumed unit."""
+"""Times in traces and logs: numbers in a unit, or dates, with checks that an assumed unit is plausible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EPOCH = (1e9, 4e9)
 
 
 def parse_time(text: object, unit: str | None = None) -> float:
-    """Parse a time, in seconds: a number in `unit` (None: guessed by its size), or a date. Raises `TraceError`."""
+    """Parse a time, in seconds: a number in `unit` (None: guessed from its size), or a date. Raises `TraceError`."""
     if isinstance(text, bool) or text is None:
         raise TraceError(f"{text!r} is no time")
     value = str(text).strip()
@@ -53,7 +53,7 @@ def parse_date(text: str) -> float | None:
 
 
 def is_number(value: object) -> bool:
-    """True for a finite number, also in the form of text."""
+    """True for a finite number, or a text that is one."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return False
     try:
@@ -63,14 +63,15 @@ def is_number(value: object) -> bool:
 
 
 def unit_of_date(number: float) -> str | None:
-    """Unit in which a number is a present-day time since 1970, by name; None if no unit fits."""
+    """Name of the unit in which a number is a plausible present-day time since 1970; None if no unit fits."""
     return next((unit for unit, seconds in UNITS.items() if _EPOCH[0] <= number * seconds < _EPOCH[1]), None)
 
 
 def check_unit(times: Sequence[float], unit: str, where: str) -> None:
-    """Check that times are plausible for the unit in which they were read. Raises `TraceError` that names the option.
+    """Check that times are plausible for the unit in which they were read.
 
-    `times`: seconds, rising, from numbers read in `unit`. `where` names the trace in errors.
+    Raises `TraceError` that names the command-line option. `times`: seconds, rising, from numbers read in `unit`.
+    `where`: name of the trace in errors.
     """
     if not times:
         return

@@ -1,16 +1,17 @@
-"""Request traces in Mooncake's format: one JSON object a line.
+"""Request traces in Mooncake's format: one JSON object per line.
 
     {"timestamp": 3000, "input_length": 7322, "output_length": 490, "hash_ids": [0, 14, 15, ...]}
 
-`timestamp` is in milliseconds (or another unit, if that is said, or a date) and does not go back; lengths are in
-tokens; `hash_ids` names the prompt's blocks of 512 tokens; the last may be partial. Equal ids mean equal
-blocks. A line may have a `session_id`, a string or a number: the conversation that the prompt belongs to. It may also
-say which requests it waits for (`kvatlas.sim.dependencies`), and name its new blocks only (`kvatlas.sim.increments`). A
-file may be compressed with gzip. A smaller `block_size` cuts each trace block into equal parts, each with content of
-its own. A first line `{"block_size": 64}` says that ids stand for as many tokens instead of 512.
+`timestamp` is in milliseconds (or another unit, if one is given, or a date) and does not decrease. Lengths are in
+tokens. `hash_ids` identifies the prompt's blocks of 512 tokens (the last one may be partial); equal ids mean equal
+blocks. A line may have a `session_id`, a string or a number: the conversation of the prompt. It may also name the
+requests that must end before its request starts (`kvatlas.sim.dependencies`), and list only its new blocks
+(`kvatlas.sim.increments`). A file may be compressed with gzip. A smaller `block_size` cuts each trace block into equal
+parts, each with content of its own. A first line `{"block_size": 64}` says that an id stands for 64 tokens instead of
+512.
 
-The format cannot express where two prompts part *inside* a trace block (the part they share is lost), and that a later
-prompt repeats an earlier output (its ids are new ones).
+The format cannot express two facts: that two prompts diverge *inside* a trace block (the part they share is lost), and
+that a later prompt repeats an earlier output (its ids are new).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _WANTED = "what is wanted is JSON lines, an object for each request"
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Request of a trace: one of its lines."""
+    """Request of a trace: one line of the file."""
 
     timestamp: int  # milliseconds
     input_length: int  # tokens
@@ -79,7 +80,7 @@ class TraceRequest:
 
 @dataclass(slots=True)
 class Trace:
-    """Trace: requests in order of time."""
+    """Trace: requests in the order of their start times."""
 
     requests: list[TraceRequest]
     name: str = "trace"
@@ -91,11 +92,11 @@ class Trace:
 
     @property
     def closed(self) -> bool:
-        """True if some request waits for another one."""
+        """True if any request depends on another one."""
         return any(request.after for request in self.requests)
 
     def check_timed(self) -> Trace:
-        """Return the trace itself. Raises `TraceError` unless all of its requests have a time."""
+        """Return the trace itself if all of its requests have a time. Raises `TraceError` otherwise."""
         if not self.timed:
             raise TraceError(
                 f"{self.name} has no times but those of first requests: kvatlas replay can replay it, and {_CONVERT}"
@@ -104,7 +105,7 @@ class Trace:
 
 
 def check_block_size(block_size: int, trace_block: int = TRACE_BLOCK) -> int:
-    """The number of blocks of `block_size` tokens in a trace block. Raises `ConfigError` if it is not whole."""
+    """Number of blocks of `block_size` tokens in a trace block. Raises `ConfigError` unless it is a whole number."""
     if block_size < 1 or trace_block % block_size:
         sizes = [size for size in range(1, trace_block + 1) if trace_block % size == 0]
         raise ConfigError(
@@ -115,7 +116,10 @@ def check_block_size(block_size: int, trace_block: int = TRACE_BLOCK) -> int:
 
 
 def make_request(line: TraceRequest, number: int, block_size: int, trace_block: int = TRACE_BLOCK) -> Request:
-    """Make the request of a trace line, whose ids stand for `trace_block` tokens, in blocks of `block_size` tokens."""
+    """Create the request of a trace line, in blocks of `block_size` tokens.
+
+    `trace_block`: number of tokens that an id of the line stands for.
+    """
     parts = check_block_size(block_size, trace_block)
     prompt = line.input_length // block_size
     total = cacheable_tokens(line.input_length, line.output_length) // block_size
@@ -130,7 +134,7 @@ def make_request(line: TraceRequest, number: int, block_size: int, trace_block: 
 
 
 def use_own_names(request: Request, engine: int) -> None:
-    """Give the blocks of `request` the names of engine number `engine`, which has its own hash seed."""
+    """Give the blocks of `request` the block hashes of engine number `engine`, which has its own hash seed."""
     names = np.array(request.block_hashes, dtype=np.uint64)
     request.block_hashes = rename(names, engine).tolist()
 
@@ -140,11 +144,11 @@ class ReadOptions:
     """Options for reading a trace.
 
     Attributes:
-        skip_bad: Leave malformed lines out and count them.
+        skip_bad: Leave malformed lines out, and count them.
         limit: Maximum number of requests.
         unit: Unit of the timestamps, one of `kvatlas.sim.times.UNITS`. None: milliseconds, if that is plausible.
-        block: Tokens that an id stands for, unless the first line says so. None: 512.
-        sort: Take requests in any order, and put them in the order of their times.
+        block: Number of tokens that an id stands for, unless the first line gives it. None: 512.
+        sort: Accept requests in any order, and sort them by time.
     """
 
     skip_bad: bool = False
@@ -157,23 +161,24 @@ class ReadOptions:
 def read_trace(
     path: str | os.PathLike[str], *, skip_bad: bool = False, limit: int | None = None, unit: str | None = None
 ) -> Trace:
-    """Read a trace.
+    """Read a trace from a file.
 
-    `skip_bad`: leave malformed lines out and count them. `limit`: maximum number of requests. `unit`: of timestamps.
-    Raises `TraceError` with one line of text: no such file, not a file, no requests, or which line is wrong and how.
+    `skip_bad`: leave malformed lines out, and count them. `limit`: maximum number of requests. `unit`: unit of the
+    timestamps. Raises `TraceError` with one line of text: the file is missing or not a regular file, has no requests,
+    or a line is wrong.
     """
     return read_trace_as(Path(path), ReadOptions(skip_bad, limit, unit))
 
 
 def read_trace_as(path: Path, how: ReadOptions) -> Trace:
-    """Read a trace with the given options. Raises `TraceError`."""
+    """Read a trace from a file with the given options. Raises `TraceError`."""
     with open_trace(path) as file:
         return parse_trace(_lines(file), name=path.name, where=str(path), how=how)
 
 
 @contextmanager
 def open_trace(path: Path) -> Iterator[IO[bytes]]:
-    """A context with a file's bytes, unpacked if compressed with gzip. Turns errors inside into `TraceError`."""
+    """Context manager that opens a file, unpacked if compressed with gzip. Turns errors inside into `TraceError`."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -186,7 +191,7 @@ def open_trace(path: Path) -> Iterator[IO[bytes]]:
 
 
 def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptions | None = None) -> Trace:
-    """Read a trace from lines. `where` names the source in errors."""
+    """Parse a trace from lines. `where`: name of the source, for errors."""
     how = how or ReadOptions()
     trace = Trace([], name=name, block=how.block or TRACE_BLOCK)
     previous = 0
@@ -251,7 +256,7 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
 def _contradiction(told: int, how: ReadOptions, header: Header | None) -> str | None:
     """Advice to leave out an option that contradicts a trace's first line; None without a contradiction.
 
-    `told`: tokens of an id according to that line. `header`: the first line of an `agentic_mooncake` trace.
+    `told`: tokens of an id according to the first line. `header`: the first line of an `agentic_mooncake` trace.
     """
     if how.block not in (None, told):
         return f"the file says that its ids stand for {told} tokens: leave out --block-size"
@@ -261,7 +266,7 @@ def _contradiction(told: int, how: ReadOptions, header: Header | None) -> str | 
 
 
 def parse_line(line: bytes) -> TraceRequest:
-    """Parse one line of Mooncake's format. Raises `TraceError` that says what is wrong with it."""
+    """Parse one line of Mooncake's format. Raises `TraceError` that names the fault of an invalid line."""
     return _parse_row(_parse_object(line), None, TRACE_BLOCK, None, Increments())
 
 
@@ -314,7 +319,7 @@ def _parse_row(
 
 
 def _foreign(row: dict[str, object]) -> str:
-    """Reason, for an error, why an object is not a request of a trace, with advice on foreign formats."""
+    """Text of an error for an object that is not a request of a trace, with advice on foreign formats."""
     form = form_of(row)
     if form == "record":
         return "a decision of a router's record, not a request of a trace: use --decisions"
@@ -325,7 +330,7 @@ def _foreign(row: dict[str, object]) -> str:
 
 
 def _other_block(ids: int, length: int, block: int) -> str:
-    """Advice for an error if a prompt's number of ids suggests another block size; "" otherwise."""
+    """Advice, for an error, if a prompt's number of ids suggests another block size; "" otherwise."""
     likely = [size for size in (16, 32, 64, 128, 256, 512, 1_024, 2_048) if length // size <= ids <= -(-length // size)]
     if not ids or not likely or block in likely:
         return ""
@@ -356,7 +361,7 @@ def _timestamp(row: dict[str, object], unit: str | None) -> int:
 
 
 def other_format(line: bytes) -> str | None:
-    """Guess the format of a line that is not JSON, as advice for an error; None if no known format is likely."""
+    """Guess the format of a line that is not JSON. Returns advice for an error; None if no known format is likely."""
     for magic, name in _COMPRESSED.items():
         if line.startswith(magic):
             return f"the file is {name}: unpack it first"
@@ -370,7 +375,7 @@ def other_format(line: bytes) -> str | None:
 
 
 def write_trace(path: str | os.PathLike[str], requests: Sequence[TraceRequest], block: int = TRACE_BLOCK) -> None:
-    """Write a trace whose ids stand for `block` tokens; compressed with gzip if its name ends so. Raises `OSError`."""
+    """Write a trace whose ids stand for `block` tokens each, compressed if `path` ends in ".gz". Raises `OSError`."""
     opened = gzip.open if Path(path).suffix == ".gz" else open
     with opened(path, "wt", encoding="utf-8") as file:
         if block != TRACE_BLOCK:

@@ -1,8 +1,8 @@
-"""Duration of transfers of KV blocks, and measured constants for some of them.
+"""Duration of transfers of KV blocks, with constants measured for some machines.
 
     time = floor + per_token · tokens, and `connect` more at the first pull of a pair of engines
 
-Transfers over one link follow each other: the floors of several overlap, the tokens do not.
+Transfers over one link follow each other: the `floor` parts of several transfers overlap, the other parts do not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Transfer:
                 raise ConfigError(f"{f.name} must be a number of seconds, not below 0, got {value}")
 
     def of(self, tokens: int) -> float:
-        """Duration of one transfer over a link that carries nothing else, in seconds."""
+        """Duration, in seconds, of one transfer over an otherwise unused link."""
         return self.floor + self.per_token * tokens
 
 
@@ -47,10 +47,10 @@ TRANSFERS: dict[str, Transfer] = {
     "glm-rdma": Transfer(1.66, 6.1e-6, 6.0),
     "ethernet-10g": Transfer(0.0255, 100e-6, 0.13),
 }
-"""Transfers by name.
+"""Constants of transfers, by name.
 
-- `pcie-host`: host memory to the device over PCIe, a model of 98 KB a token on an H20 (29 GB/s); the floor is what is
-  left of 54 ms when a hit on the device, 42 ms, is taken off.
+- `pcie-host`: host memory to the device over PCIe, a model of 98 KB a token on an H20 (29 GB/s); the floor is the
+  measured 54 ms less 42 ms for a hit on the device.
 - `nvme`: the same model over 21 GB/s of disks, computed; the floor is the host's.
 - `rdma-store`: the same model from a store over RDMA, 0.97 s for 64 K tokens, less a hit on the device; the floor is
   the host's.
@@ -62,7 +62,7 @@ TRANSFERS: dict[str, Transfer] = {
 
 
 def find_transfer(name: str) -> Transfer:
-    """Find the constants of a transfer by name. Raises `ConfigError`, with the known names, if there is none."""
+    """Find the constants of a transfer by name. Raises `ConfigError`, with the known names, for an unknown name."""
     try:
         return TRANSFERS[name]
     except KeyError:
@@ -70,12 +70,15 @@ def find_transfer(name: str) -> Transfer:
 
 
 class Link:
-    """Link that carries one transfer after the other, in the order of their starts."""
+    """Link that carries one transfer after another, in the order of their starts."""
 
     def __init__(self) -> None:
         self.free_at = -math.inf  # when all that it was given has passed
 
     def carry(self, transfer: Transfer, tokens: int, now: float) -> float:
-        """Send `tokens` tokens, starting at time `now`. Returns the time at which the transfer is done."""
+        """Send `tokens` tokens over the link from time `now` on.
+
+        Returns the time, in seconds, at which the transfer ends.
+        """
         self.free_at = max(now + transfer.floor, self.free_at) + transfer.per_token * tokens
         return self.free_at

@@ -1,12 +1,14 @@
 """Generated workload that resembles a day of an LLM service: chats, shared system prompts, agents.
 
-Sessions begin by a Poisson process. Each belongs to an application, picked by Zipf's law, whose system prompt opens
-every prompt; many also open one of the application's documents (a repository, a manual, a case), again by Zipf's law.
+Sessions begin by a Poisson process. Each session belongs to an application, picked by Zipf's law, whose system prompt
+opens every prompt. Many sessions also use one of the application's documents (a repository, a manual, a case), again
+picked by Zipf's law.
 
 - A **chat** goes on for a few turns, with time to think between them; every turn sends the whole conversation again.
 - An **agent** works in a loop: it sends its growing context again with every tool result, a second or two apart.
 
-The result is a trace in blocks of 512 tokens as `kvatlas.sim.trace` reads it. Everything follows from the seed.
+The result is a trace in blocks of 512 tokens, in the format that `kvatlas.sim.trace` reads. The seed determines the
+whole trace.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class WorkloadConfig:
-    """Settings of a workload. Lengths are medians in tokens (log-normal), times means in seconds (exponential)."""
+    """Settings of a workload of chats and agents.
+
+    Lengths are medians in tokens (log-normal); times are means in seconds (exponential).
+    """
 
     requests: int = 4_000
     seed: int = 0
@@ -102,11 +107,11 @@ class _Generator:
         self._documents: dict[tuple[int, int], int] = {}
 
     def length(self, median: float, sigma: float) -> int:
-        """Draw a log-normal number of tokens, at least 1."""
+        """Draw a log-normal number of tokens, at least 1. `sigma`: standard deviation of the logarithm."""
         return max(1, round(float(self.random.lognormal(math.log(median), sigma))))
 
     def session(self, number: int) -> _Session:
-        """Draw the kind, shared parts and length of a new session, which has no requests yet."""
+        """Draw the kind, shared parts and number of requests of a new session, which has no requests yet."""
         config, random = self.config, self.random
         agent = bool(random.random() < config.agents)
         app = int(random.choice(config.apps, p=self._app_popularity))
@@ -122,7 +127,7 @@ class _Generator:
         return _Session(number, agent, shared, tokens, turns)
 
     def turn(self, session: _Session) -> tuple[int, int, tuple[int, ...]] | None:
-        """Next request of a session: prompt tokens, output tokens and block ids; None if it would be too long."""
+        """Next request of a session: prompt tokens, output tokens and block ids; None if the prompt is too long."""
         config = self.config
         session.tokens += self.length(config.tool_result if session.agent else config.message, 1.2)
         output = self.length(config.agent_output if session.agent else config.chat_output, 0.8)
@@ -156,7 +161,7 @@ class _Generator:
 
 
 def generate(config: WorkloadConfig | None = None) -> Trace:
-    """Make a trace of exactly `config.requests` requests."""
+    """Generate a trace of exactly `config.requests` requests of chats and agents."""
     config = config or WorkloadConfig()
     made = _Generator(config)
     per_session = config.agents * config.agent_steps + (1 - config.agents) * config.chat_turns

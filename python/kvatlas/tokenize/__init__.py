@@ -1,8 +1,8 @@
 """Tokenizers that compute the token ids of text or chat messages as an engine does.
 
-Engines cache blocks of tokens, so a prompt must become the same tokens here as in the engine. `LocalTokenizer` reads a
-Hugging Face tokenizer and its chat template; `EngineTokenizer` and `AsyncEngineTokenizer` ask an engine. Give one to a
-client, and its queries take `text=` and `messages=`.
+Engines cache blocks of tokens, so a prompt must have the same token ids here as in the engine. `LocalTokenizer` reads a
+Hugging Face tokenizer and its chat template; `EngineTokenizer` and `AsyncEngineTokenizer` send the text to an engine. A
+client that is given a tokenizer accepts `text=` and `messages=` in its queries.
 """
 
 from kvatlas.tokenize.engine_aio import AsyncEngineTokenizer

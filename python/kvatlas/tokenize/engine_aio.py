@@ -1,4 +1,4 @@
-"""Tokenizer that uses an engine, for asyncio. `kvatlas.tokenize.engine_sync` is generated from this file."""
+"""A tokenizer that uses an engine, for asyncio. `kvatlas.tokenize.engine_sync` is generated from this file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvatlas.tokenize.protocol import Message
 
 
 class AsyncEngineTokenizer:
-    """Tokenizes with `POST /tokenize` of a vLLM or SGLang server: always right, at the cost of a request.
+    """Tokenizer that uses `POST /tokenize` of a vLLM or SGLang server: always exact, but each call is an HTTP request.
 
     Every method raises `TokenizerError` if the engine does not answer, refuses, or does not return tokens.
     """
@@ -29,28 +29,28 @@ class AsyncEngineTokenizer:
         model: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Create a tokenizer. Nothing is sent yet.
+        """Create a tokenizer, without sending a request yet.
 
         Args:
-            url: The engine's URL: `http://host:8000`.
-            key: Its API key.
-            timeout: Seconds that connecting, sending and each part of an answer may take.
-            model: The model to name in requests; engines that serve one model need none.
-            ssl_context: The TLS context; one that trusts the system's certificates if not given.
+            url: The engine's URL, for example `http://host:8000`.
+            key: API key of the engine; None for no key.
+            timeout: Maximum seconds for each of: connecting, sending, and each part of an answer.
+            model: Name of the model in requests; not needed for engines that serve one model.
+            ssl_context: TLS context; by default, one that trusts the system's certificates.
 
         Raises:
-            InvalidArgumentError: The URL, the key or the timeout cannot be used.
+            InvalidArgumentError: The URL, the key or the timeout is not valid.
         """
         self._http = httpx.AsyncClient(**options(url, key, timeout, ssl_context))
         self.url = url.strip().rstrip("/")
         self.model = model
 
     async def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a completion's prompt.
+        """Compute the token ids of a completion's prompt.
 
         Args:
-            text: The prompt.
-            add_special_tokens: Whether to add special tokens, as engines do by default.
+            text: Text of the prompt.
+            add_special_tokens: True to add special tokens, as engines do by default.
         """
         return await self._ask(engine_requests.prompt(text, self.model, add_special_tokens=add_special_tokens))
 
@@ -63,13 +63,13 @@ class AsyncEngineTokenizer:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids of a chat.
+        """Compute the token ids of a chat.
 
         Args:
-            messages: As a chat request has them.
-            tools: The tools offered, as a chat request has them.
-            add_generation_prompt: Whether the beginning of the assistant's answer follows, as in chat requests.
-            template_kwargs: More variables for the template: what requests have in `chat_template_kwargs`.
+            messages: The messages, in the format of a chat request.
+            tools: The tools offered to the model, in the format of a chat request.
+            add_generation_prompt: True to end with the beginning of the assistant's answer, as chat requests do.
+            template_kwargs: More variables for the chat template, as in `chat_template_kwargs` of requests.
         """
         body = engine_requests.chat(
             messages,
@@ -81,7 +81,7 @@ class AsyncEngineTokenizer:
         return await self._ask(body)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the engine."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:

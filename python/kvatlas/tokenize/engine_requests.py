@@ -1,4 +1,4 @@
-"""Requests to an engine's `/tokenize`, and the token ids in its answers."""
+"""Requests to the route `/tokenize` of an engine, and the token ids in its answers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from kvatlas.errors import InvalidTypeError, TokenizerError
 
 PATH = "/tokenize"
 HEADERS = {"Accept-Encoding": "identity"}
-"""Headers that ask for an uncompressed answer, because the size of a decompressed one has no bound."""
+"""Headers that ask for an uncompressed answer, because the size of a decompressed answer has no bound."""
 
 _MOST = 16 << 20  # bytes of an answer: the tokens of a long prompt take some of them
 
 
 class Body:
-    """Body of an answer, read piece by piece."""
+    """Body of an HTTP answer, read piece by piece."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self._answer = answer
         self._pieces = bytearray()
 
     def add(self, piece: bytes) -> None:
-        """Add the next piece.
+        """Add the next piece of the body.
 
         Raises:
             TokenizerError: The body is too long.
@@ -37,13 +37,13 @@ class Body:
             raise TokenizerError(f"{url} returned more than {_MOST >> 20} MiB", "bad_answer")
 
     def whole(self) -> httpx.Response:
-        """The answer with its body; a compressed body is not unpacked, and so is refused."""
+        """Return the answer with its body. A compressed body is not unpacked, and is therefore refused."""
         answer = self._answer
         return httpx.Response(answer.status_code, content=bytes(self._pieces), request=answer.request)
 
 
 def prompt(text: str, model: str | None, *, add_special_tokens: bool) -> dict[str, Any]:
-    """Make the body of a request for a completion's prompt."""
+    """Create the body of a request for the token ids of a completion's prompt."""
     if not isinstance(text, str):
         raise InvalidTypeError(f"text must be a str, got {type(text).__name__}")
     return _with_model({"prompt": text, "add_special_tokens": add_special_tokens}, model)
@@ -57,7 +57,7 @@ def chat(
     add_generation_prompt: bool,
     template_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Make the body of a request for a chat."""
+    """Create the body of a request for the token ids of a chat."""
     if not isinstance(messages, list | tuple):
         raise InvalidTypeError(f"messages must be a list of objects, got {type(messages).__name__}")
     body: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
@@ -69,10 +69,10 @@ def chat(
 
 
 def tokens(answer: httpx.Response) -> list[int]:
-    """The token ids in an answer.
+    """Parse the token ids in an engine's answer.
 
     Raises:
-        TokenizerError: The answer is a refusal, or has no token ids.
+        TokenizerError: The engine refused the request, or the answer has no token ids.
     """
     url, status = answer.request.url, answer.status_code
     if status == httpx.codes.NOT_FOUND and "model" not in answer.text:
@@ -91,7 +91,7 @@ def tokens(answer: httpx.Response) -> list[int]:
 
 @contextmanager
 def errors(url: str, *, closed: bool) -> Iterator[None]:
-    """Turn errors of httpx into those of kvatlas."""
+    """Context manager that turns errors of httpx into errors of kvatlas."""
     if closed:
         raise TokenizerError(f"the tokenizer for {url} is closed", "closed")
     try:

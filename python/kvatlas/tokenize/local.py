@@ -1,4 +1,4 @@
-"""Tokenizer in this process, from the files of a model on the Hugging Face Hub."""
+"""Tokenizer that runs in this process, from the files of a model on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 class LocalTokenizer:
     """Tokenizer that computes the same token ids as vLLM and SGLang, with the model's chat template.
 
-    Special tokens are added to the prompt of a completion. They are not added to a chat: its template writes them.
-    Threads may share one.
+    Special tokens are added to the prompt of a completion. They are not added to a chat, whose template writes them.
+    Threads may share a tokenizer.
     """
 
     def __init__(self, path: str | Path, *, chat_template: str | None = None) -> None:
-        """Read the tokenizer.
+        """Read a tokenizer from its files.
 
         Args:
-            path: A directory with `tokenizer.json` as models have it, or that file. The chat template and the names of
-                special tokens are read from `chat_template.jinja` and `tokenizer_config.json` beside it.
-            chat_template: A chat template, instead of the model's.
+            path: A directory with a model's `tokenizer.json`, or that file. The chat template and the names of special
+                tokens are read from `chat_template.jinja` and `tokenizer_config.json` beside it.
+            chat_template: A chat template to use instead of the model's.
 
         Raises:
-            MissingExtraError: The package tokenizers is not installed.
+            MissingExtraError: The Python package tokenizers is not installed.
             TokenizerError: A file is missing or cannot be read (code "bad_tokenizer").
         """
         tokenizers = _tokenizers()
@@ -66,16 +66,16 @@ class LocalTokenizer:
 
     @classmethod
     def from_hub(cls, name: str, *, revision: str | None = None, chat_template: str | None = None) -> Self:
-        """Download the files of a model on the Hugging Face hub, or find them in its cache, and read them.
+        """Read the tokenizer of a model on the Hugging Face Hub; its files are downloaded unless already cached.
 
         Args:
-            name: The model: `Qwen/Qwen3-8B`.
-            revision: A branch, tag or commit; the main branch if not given.
-            chat_template: A chat template, instead of the model's.
+            name: Name of the model, for example `Qwen/Qwen3-8B`.
+            revision: A branch, tag or commit; default: the main branch.
+            chat_template: A chat template to use instead of the model's.
 
         Raises:
-            MissingExtraError: The package tokenizers is not installed.
-            TokenizerError: The hub does not have the model, or cannot be reached (code "bad_tokenizer").
+            MissingExtraError: The Python package tokenizers is not installed.
+            TokenizerError: The Hub does not have the model, or cannot be reached (code "bad_tokenizer").
         """
         _tokenizers()
         from huggingface_hub import snapshot_download  # noqa: PLC0415 - tokenizers brings it
@@ -90,11 +90,11 @@ class LocalTokenizer:
         return cls(directory, chat_template=chat_template)
 
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a completion's prompt.
+        """Compute the token ids of a completion's prompt.
 
         Args:
-            text: The prompt.
-            add_special_tokens: Whether to add special tokens, as engines do by default.
+            text: Text of the prompt.
+            add_special_tokens: True to add special tokens, as engines do by default.
 
         Raises:
             InvalidTypeError: The text is not a string.
@@ -113,19 +113,19 @@ class LocalTokenizer:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids of a chat.
+        """Compute the token ids of a chat.
 
         Args:
-            messages: As a chat request has them.
-            tools: The tools offered, as a chat request has them.
-            documents: For templates that take them.
-            add_generation_prompt: Whether the beginning of the assistant's answer follows, as in chat requests.
-            template_kwargs: More variables for the template: what requests have in `chat_template_kwargs`.
+            messages: The messages, in the format of a chat request.
+            tools: The tools offered to the model, in the format of a chat request.
+            documents: Documents, for chat templates that use them.
+            add_generation_prompt: True to end with the beginning of the assistant's answer, as chat requests do.
+            template_kwargs: More variables for the chat template, as in `chat_template_kwargs` of requests.
 
         Raises:
             InvalidArgumentError: The chat template refuses the messages (code "invalid_messages").
-            MissingExtraError: The package jinja2 is not installed.
-            TokenizerError: The model has no chat template (code "no_chat_template"), or one that is not valid (code
+            MissingExtraError: The Python package jinja2 is not installed.
+            TokenizerError: The model has no chat template (code "no_chat_template"), or an invalid one (code
                 "bad_chat_template").
         """
         text = self.chat_template(with_tools=bool(tools)).render(
@@ -138,11 +138,13 @@ class LocalTokenizer:
         return self.encode(text, add_special_tokens=False)
 
     def chat_template(self, *, with_tools: bool = False) -> ChatTemplate:
-        """The model's chat template: its template for tools if it has a separate one and tools are given.
+        """Return the model's chat template.
+
+        With `with_tools`, the result is the model's separate template for tools, if it has one.
 
         Raises:
-            MissingExtraError: The package jinja2 is not installed.
-            TokenizerError: The model has no template (code "no_chat_template"), or it is not valid (code
+            MissingExtraError: The Python package jinja2 is not installed.
+            TokenizerError: The model has no chat template (code "no_chat_template"), or an invalid one (code
                 "bad_chat_template").
         """
         name = _WITH_TOOLS if with_tools and _WITH_TOOLS in self._sources else _DEFAULT
@@ -168,7 +170,7 @@ def _tokenizers() -> ModuleType:
 
 
 def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name, as transformers finds them: files of their own come before the configuration."""
+    """Chat templates by name, found as transformers does: separate files have priority over the configuration."""
     found: dict[str, str] = {}
     given = config.get("chat_template", _read_json(directory / _TEMPLATE_JSON).get("chat_template"))
     if isinstance(given, str):
@@ -185,7 +187,7 @@ def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens by the names that templates have for them: `bos_token` and so on."""
+    """Special tokens by their names in chat templates: `bos_token` and so on."""
     found: dict[str, str] = {}
     for name in _SPECIAL:
         token = config.get(name)
@@ -204,7 +206,7 @@ def _read(file: Path) -> str:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no such file."""
+    """Read the JSON object in a file; an empty object if the file is missing."""
     if not file.exists():
         return {}
     try:

@@ -1,7 +1,8 @@
 """Preparation of chat messages for a chat template, as in vLLM.
 
-Requests have a content that is a string or a list of parts. Templates are written for one of the two, so engines turn
-one into the other before they render; arguments of tool calls, which are JSON in requests, become objects.
+The content of a message in a request is a string or a list of parts. A template is written for one of the two forms, so
+engines convert the content before they render. The arguments of tool calls, which are JSON text in requests, become
+objects.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ _TEXT_PARTS = {
 
 
 def prepare(messages: Sequence[Mapping[str, Any]], *, as_parts: bool) -> list[dict[str, Any]]:
-    """The messages for a template.
+    """Convert chat messages to the form that a chat template expects.
 
     Args:
-        messages: As a chat request has them. They are not changed.
-        as_parts: Whether the template wants the content as a list of parts.
+        messages: The messages, in the format of a chat request. They are not changed.
+        as_parts: True if the template expects the content as a list of parts.
 
     Raises:
         InvalidTypeError: The messages are not a list of objects.
-        InvalidArgumentError: A message has no role, or a content that is not text (code "invalid_messages").
+        InvalidArgumentError: A message has no role, or its content is not text (code "invalid_messages").
     """
     if not isinstance(messages, list | tuple):
         raise InvalidTypeError(f"messages must be a list of objects, got {type(messages).__name__}")

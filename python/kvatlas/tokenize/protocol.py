@@ -9,27 +9,27 @@ Message: TypeAlias = Mapping[str, Any]
 
 
 class Tokenizer(Protocol):
-    """Turns text and chat messages into token ids."""
+    """Converter of text and chat messages to token ids."""
 
     def encode(self, text: str, /) -> Sequence[int]:
-        """The token ids of a completion's prompt, with the special tokens that engines add."""
+        """Compute the token ids of a completion's prompt, with the special tokens that engines add."""
 
     def encode_chat(
         self, messages: Sequence[Message], /, *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Sequence[int]:
-        """The token ids of a chat, up to where the assistant's answer begins."""
+        """Compute the token ids of a chat, up to the beginning of the assistant's answer."""
 
 
 class AsyncTokenizer(Protocol):
-    """Turns text and chat messages into token ids, for asyncio."""
+    """Converter of text and chat messages to token ids, for asyncio."""
 
     async def encode(self, text: str, /) -> Sequence[int]:
-        """The token ids of a completion's prompt, with the special tokens that engines add."""
+        """Compute the token ids of a completion's prompt, with the special tokens that engines add."""
 
     async def encode_chat(
         self, messages: Sequence[Message], /, *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Sequence[int]:
-        """The token ids of a chat, up to where the assistant's answer begins."""
+        """Compute the token ids of a chat, up to the beginning of the assistant's answer."""
 
 
 AnyTokenizer: TypeAlias = Tokenizer | AsyncTokenizer

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja with the extensions of Hugging Face's transformers, which is what engines render with."""
+"""Chat templates in Jinja with the extensions of Hugging Face's transformers, as engines render them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 class ChatTemplate:
-    """Compiled chat template.
+    """Compiled chat template, which renders messages as a prompt.
 
     Attributes:
-        as_parts: Whether it takes the content of a message as a list of parts. It does if it loops over one; else it
-            takes a string.
+        as_parts: True if the template expects the content of a message as a list of parts, because it loops over the
+            content; False if it expects a string.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Compile the template.
+        """Compile a chat template.
 
         Args:
-            source: The template.
-            special_tokens: The values of `bos_token`, `eos_token` and so on.
+            source: Source text of the template.
+            special_tokens: Special tokens by their names in templates: `bos_token`, `eos_token` and so on.
 
         Raises:
-            MissingExtraError: jinja2 is not installed.
-            TokenizerError: The source is not a template (code "bad_chat_template").
+            MissingExtraError: The Python package jinja2 is not installed.
+            TokenizerError: The source is not a valid template (code "bad_chat_template").
         """
         environment = _environment()
         from jinja2 import TemplateError  # noqa: PLC0415 - an extra; `_environment` has said so if it is missing
@@ -54,14 +54,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a chat.
+        """Render a chat as the text of a prompt.
 
         Args:
-            messages: As a chat request has them.
-            tools: The tools offered, as a chat request has them.
-            documents: For templates that take them.
-            add_generation_prompt: Whether the beginning of the assistant's answer follows.
-            template_kwargs: More variables for the template: what requests have in `chat_template_kwargs`.
+            messages: The messages, in the format of a chat request.
+            tools: The tools offered to the model, in the format of a chat request.
+            documents: Documents, for templates that use them.
+            add_generation_prompt: True to end with the beginning of the assistant's answer.
+            template_kwargs: More variables for the template, as in `chat_template_kwargs` of requests.
 
         Raises:
             InvalidTypeError: The messages are not a list of objects.
@@ -95,7 +95,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
         raise MissingExtraError("chat templates need the package jinja2: pip install 'kvatlas[tokenizer]'") from error
 
     class Generation(Extension):
-        """Jinja tag `{% generation %}`, with which training marks the assistant's words; it renders its content."""
+        """Jinja tag `{% generation %}`, with which training marks the assistant's text.
+
+        Its content is rendered unchanged.
+        """
 
         tags = {"generation"}  # noqa: RUF012 - Jinja's own way
 
@@ -152,7 +155,7 @@ def _loops_over_content(template: nodes.Template) -> bool:
 
 
 def _names_for(template: nodes.Template, names: set[str], owners: set[str] | None) -> set[str]:
-    """The variables in `names`, and those assigned from one of them or from the content of one of `owners`."""
+    """Find the variables in `names`, and those assigned from one of them or from the content of one of `owners`."""
     from jinja2 import nodes  # noqa: PLC0415 - an extra
 
     found = set(names)
@@ -176,7 +179,7 @@ def _targets(assigned: nodes.Assign) -> Iterator[nodes.Name]:
 
 
 def _reads(node: nodes.Node, names: set[str], key: str | None) -> bool:
-    """True if an expression is one of the variables, or the given key of one, possibly filtered or sliced."""
+    """True if an expression is a variable in `names`, or the value of `key` in one, possibly filtered or sliced."""
     from jinja2 import nodes  # noqa: PLC0415 - an extra
 
     if isinstance(node, nodes.Filter | nodes.Test):

@@ -1,8 +1,8 @@
-"""Four known data structures for routing or paging, under their usual names and methods.
+"""Four known data structures for routing or paging, with their usual names and methods.
 
-`StringTree` and `TokenTree` remember which prompts a router sent to which worker. `RadixTrie` finds the pages that a
-prompt can use inside one engine. `SyncPrefixHashTable` records which pod has what share of a prompt, from engines'
-events or a router's decisions. For which worker holds which blocks right now, exactly, use `kvatlas.BlockIndex`.
+`StringTree` and `TokenTree` record which prompts a router sent to which worker. `RadixTrie` finds the pages that a
+prompt can use inside one engine. `SyncPrefixHashTable` records how much of a prompt each pod has, from engines' events
+or a router's decisions. To find exactly which worker holds which blocks at this moment, use `kvatlas.BlockIndex`.
 """
 
 from kvatlas._native import (

@@ -1,4 +1,4 @@
-"""Events that a SyncPrefixHashTable applies, under AIBrix's names.
+"""Events that a SyncPrefixHashTable applies, with the names of AIBrix.
 
 Other classes with the same fields work as well.
 """
@@ -21,12 +21,12 @@ class BlockStored:
     """Event: an engine has cached consecutive blocks of one prompt.
 
     Attributes:
-        block_hashes: The engine's names of the blocks: ints of any width and sign, or bytes.
-        model_name: The model.
-        lora_id: The adapter's number, -1 for none.
-        source_pod: The pod whose engine it is.
-        parent_block_hash: The engine's name of the block before the first; None at the beginning of a prompt.
-        tokens: One item for each block: bytes, 4 big-endian ones for each token, or token ids.
+        block_hashes: The engine's block hashes: ints of any width and sign, or bytes.
+        model_name: Name of the model.
+        lora_id: Number of the LoRA adapter; -1 for none.
+        source_pod: Name of the pod that runs the engine.
+        parent_block_hash: Block hash of the block before the first; None at the beginning of a prompt.
+        tokens: Tokens of each block, one item per block: token ids, or bytes with 4 big-endian bytes per token.
     """
 
     block_hashes: "Sequence[int | bytes] | NDArray[np.integer[Any]]"
@@ -42,10 +42,10 @@ class BlockRemoved:
     """Event: an engine has evicted blocks.
 
     Attributes:
-        block_hashes: The engine's names of the blocks.
-        model_name: The model.
-        lora_id: The adapter's number, -1 for none.
-        source_pod: The pod whose engine it is.
+        block_hashes: The engine's block hashes.
+        model_name: Name of the model.
+        lora_id: Number of the LoRA adapter; -1 for none.
+        source_pod: Name of the pod that runs the engine.
     """
 
     block_hashes: "Sequence[int | bytes] | NDArray[np.integer[Any]]"
@@ -59,9 +59,9 @@ class AllBlocksCleared:
     """Event: an engine has dropped its whole cache.
 
     Attributes:
-        source_pod: The pod whose engine it is.
-        model_name: The model; None for every model and adapter.
-        lora_id: The adapter's number, -1 for none.
+        source_pod: Name of the pod that runs the engine.
+        model_name: Name of the model; None for every model and adapter.
+        lora_id: Number of the LoRA adapter; -1 for none.
     """
 
     source_pod: str

@@ -1,5 +1,5 @@
-//! Event sockets of an engine, live and replay, over real ZeroMQ: one chain of blocks, one batch per block, with faults
-//! on demand.
+//! Event sockets of a simulated engine, live and replay, over real ZeroMQ: one chain of blocks, one batch per block,
+//! with faults on demand.
 
 mod sockets;
 
@@ -18,25 +18,26 @@ use self::sockets::{Interruption, Order, Sockets};
 use crate::chain::{BLOCK_SIZE, payload};
 use crate::net::Listener;
 
-/// An engine's event sockets, controlled by a test. Each method returns when its work is done, unless it says
-/// otherwise.
+/// Event sockets of a simulated engine, controlled by a test. Each method returns when its work is done, unless
+/// documented otherwise.
 pub struct Publisher {
-    /// The address of the live socket.
+    /// Address of the live socket, which publishes batches.
     pub events: String,
-    /// The address of the replay socket.
+    /// Address of the replay socket, which sends kept batches again.
     pub replay: String,
     orders: Option<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Publisher {
-    /// Binds the sockets. `keeps`: number of batches for the replay socket.
+    /// Binds the sockets. `keeps`: number of recent batches that the replay socket can send again.
     #[must_use]
     pub fn start(keeps: usize) -> Self {
         Self::start_at(keeps, 1, 0, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
     }
 
-    /// Binds the sockets at these addresses, with the blocks of life `life`; `blocks` of them are published before.
+    /// Binds the sockets at the given addresses, after `blocks` blocks were published. `life`: number of the engine's
+    /// restarts, which determines the blocks.
     #[must_use]
     pub fn start_at(keeps: usize, life: u32, blocks: u64, events: &str, replay: &str) -> Self {
         let (orders, received) = channel::<Order>();
@@ -57,7 +58,7 @@ impl Publisher {
         self.begin(order).recv().expect("the order is carried out");
     }
 
-    /// Begins to carry out an order. Does not wait; the result signals the end.
+    /// Passes work to the sockets' thread without waiting. The returned receiver signals the end of the work.
     fn begin(&self, order: impl FnOnce(&mut Sockets) + Send + 'static) -> Receiver<()> {
         let (done, is_done) = channel();
         let order: Order = Box::new(move |sockets| {
@@ -68,7 +69,8 @@ impl Publisher {
         is_done
     }
 
-    /// The registration, in JSON, by which a service follows these sockets as the worker `worker`.
+    /// Body of a registration request, in JSON, by which a service receives the events of these sockets for the worker
+    /// `worker`.
     #[must_use]
     pub fn registration(&self, worker: &str, model: &str) -> String {
         let registration = json!({
@@ -78,7 +80,7 @@ impl Publisher {
         registration.to_string()
     }
 
-    /// The number of the last batch; none if there is none since the engine's start.
+    /// Sequence number of the last batch; `None` if nothing was published since the engine's start.
     #[must_use]
     pub fn last_seq(&self) -> Option<u64> {
         let (tell, told) = channel();
@@ -86,27 +88,28 @@ impl Publisher {
         told.recv().expect("the order is carried out")
     }
 
-    /// Publishes a batch of these events.
+    /// Publishes a batch of the given events.
     pub fn announce(&self, events: Vec<Event>) {
         self.order(move |it| _ = it.publish(payload(Some(0), events), true));
     }
 
-    /// Publishes `batches` batches.
+    /// Publishes `batches` batches, each with one more block of the chain.
     pub fn publish(&self, batches: u64) {
         self.order(move |it| it.grow(batches, true));
     }
 
-    /// Publishes `batches` batches. Does not wait; the result signals the end.
+    /// Publishes `batches` batches without waiting. The returned receiver signals the end.
     pub fn publish_meanwhile(&self, batches: u64) -> Receiver<()> {
         self.begin(move |it| it.grow(batches, true))
     }
 
-    /// Makes `batches` batches that are lost on the live socket.
+    /// Creates `batches` batches that are not sent on the live socket, so that readers see a gap and can get them by
+    /// replay.
     pub fn lose(&self, batches: u64) {
         self.order(move |it| it.grow(batches, false));
     }
 
-    /// Sends the last `batches` batches again.
+    /// Sends the last `batches` batches a second time.
     pub fn repeat(&self, batches: u64) {
         self.order(move |it| it.repeat(batches as usize));
     }
@@ -131,13 +134,13 @@ impl Publisher {
         self.order(|it| it.send_frames(&[b"", b"two"]));
     }
 
-    /// Publishes a batch that evicts all blocks of this life, each once.
+    /// Publishes a batch that evicts one copy of every block stored since the engine's start.
     pub fn evict(&self) {
         self.order(|it| _ = it.publish(it.eviction(), true));
     }
 
-    /// Makes a batch that evicts all blocks, but sends an unreadable payload in its place: on the live socket only, or
-    /// by replay as well.
+    /// Creates a batch that evicts all blocks, but sends an undecodable payload in its place. `replayable`: true if the
+    /// replay socket sends the correct batch.
     pub fn evict_unreadably(&self, replayable: bool) {
         self.order(move |it| {
             let whole = it.eviction();
@@ -151,7 +154,7 @@ impl Publisher {
         });
     }
 
-    /// Publishes a block whose event has an invalid token.
+    /// Publishes a batch whose store event has an invalid token.
     pub fn publish_unreadably(&self) {
         self.order(|it| {
             let mut payload = it.next_block();
@@ -162,7 +165,7 @@ impl Publisher {
         });
     }
 
-    /// Publishes the blocks of this life once more, as an engine that announces cache hits in full.
+    /// Publishes all blocks since the engine's start once more, like an engine that announces cache hits as stores.
     pub fn announce_again(&self) {
         self.order(|it| {
             for block in 0..it.blocks {
@@ -181,12 +184,12 @@ impl Publisher {
         });
     }
 
-    /// Publishes a batch that clears everything.
+    /// Publishes a batch that removes all blocks of the engine.
     pub fn clear(&self) {
         self.announce(vec![Cleared.into()]);
     }
 
-    /// Publishes batches alternately with a second engine at the same address, which has blocks of its own.
+    /// Publishes batches alternately with a second engine at the same address, which has other blocks.
     pub fn publish_in_turns(&self, batches: u64) {
         self.order(move |it| {
             for _ in 0..batches {
@@ -198,12 +201,12 @@ impl Publisher {
         });
     }
 
-    /// Restarts numbers and blocks, on the same sockets.
+    /// Restarts the sequence numbers and the blocks on the same sockets.
     pub fn rewind(&self) {
         self.order(Sockets::begin_life);
     }
 
-    /// Restarts the engine as a new process at the same addresses.
+    /// Restarts the engine like a new process at the same addresses.
     pub fn restart(&self) {
         self.order(|it| {
             it.close();
@@ -212,8 +215,8 @@ impl Publisher {
         });
     }
 
-    /// Restarts the engine with a replay socket that is not available yet, and `batches` batches that no reader
-    /// received.
+    /// Restarts the engine after which `batches` batches were published that no reader received, while the replay
+    /// socket is not available yet.
     pub fn restart_unheard(&self, batches: u64) {
         self.order(move |it| {
             it.close();
@@ -223,17 +226,17 @@ impl Publisher {
         });
     }
 
-    /// Closes both sockets.
+    /// Closes the live socket and the replay socket.
     pub fn down(&self) {
         self.order(Sockets::close);
     }
 
-    /// Closes the live socket, and keeps the replay socket.
+    /// Closes the live socket only.
     pub fn kill_live(&self) {
         self.order(Sockets::close_live);
     }
 
-    /// Closes the replay socket.
+    /// Closes the replay socket only.
     pub fn kill_replay(&self) {
         self.order(Sockets::close_replay);
     }
@@ -243,12 +246,12 @@ impl Publisher {
         self.order(Sockets::bind_replay);
     }
 
-    /// Slows replays down: one batch per `pause`, and no end before.
+    /// Slows replays down to one batch per `pause`; the end of a replay follows after its last batch.
     pub fn dribble(&self, pause: Duration) {
         self.order(move |it| it.dribble = Some(pause));
     }
 
-    /// Interrupts the next replay by `batches` live batches, and sends nothing after it until the result is dropped.
+    /// Interrupts the next replay by `batches` live batches. Nothing more is sent until the returned sender is dropped.
     #[must_use]
     pub fn interrupt(&self, batches: u64) -> Sender<()> {
         let (resume, resumed) = channel();
@@ -256,7 +259,7 @@ impl Publisher {
         resume
     }
 
-    /// Stops all work until the result is dropped.
+    /// Stops all work of the sockets until the returned sender is dropped.
     #[must_use]
     pub fn pause(&self) -> Sender<()> {
         let (resume, resumed) = channel::<()>();
@@ -279,7 +282,7 @@ impl Drop for Publisher {
     }
 }
 
-/// The greeting and the handshake of a socket of the given type (`PUB`, `DEALER`), without a key.
+/// Greeting and handshake of a ZeroMQ socket of the given type (`PUB`, `DEALER`), as bytes, without encryption.
 #[must_use]
 pub fn greeting(socket: &str) -> Vec<u8> {
     let mut bytes = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0];
@@ -293,7 +296,8 @@ pub fn greeting(socket: &str) -> Vec<u8> {
     bytes
 }
 
-/// A frame, with a short or a long head depending on its length.
+/// A ZeroMQ frame as bytes, with a short or a long header depending on its length. `more`: true if another frame
+/// follows in the message.
 #[must_use]
 pub fn frame(more: bool, body: &[u8]) -> Vec<u8> {
     let mut bytes = match u8::try_from(body.len()) {
@@ -304,13 +308,13 @@ pub fn frame(more: bool, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A message of these frames.
+/// A ZeroMQ message of the given frames, as bytes.
 #[must_use]
 pub fn message(frames: &[&[u8]]) -> Vec<u8> {
     frames.iter().enumerate().flat_map(|(at, body)| frame(at + 1 < frames.len(), body)).collect()
 }
 
-/// Listens on a port without being an engine: sends the same bytes to every client, whatever it sends.
+/// Listens on a port without being an engine: sends the same bytes to every client, for any request.
 pub fn impostor(what: Vec<u8>) -> Listener {
     Listener::start(move |mut peer| {
         let _ = peer.write_all(&what);
@@ -319,8 +323,8 @@ pub fn impostor(what: Vec<u8>) -> Listener {
     })
 }
 
-/// A publisher that completes the handshake, then writes `bytes` again and again, until the reader stops or `enough`
-/// bytes are written. The second value is the number of bytes written.
+/// Starts a ZeroMQ publisher that completes the handshake, then writes `bytes` again and again, until the reader stops
+/// or `enough` bytes are written. Also returns the counter of the bytes written.
 pub fn flood(bytes: Vec<u8>, enough: u64) -> (Listener, Arc<AtomicU64>) {
     let written = Arc::new(AtomicU64::new(0));
     let count = written.clone();

@@ -1,4 +1,4 @@
-//! The event sockets in a thread of their own, and the batches they publish.
+//! Event sockets of a simulated engine, served by their own thread, and the batches that they publish.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -7,10 +7,11 @@ use std::time::Duration;
 use crate::chain::{Chain, payload};
 use crate::net::free_port;
 
-/// Work for the thread of the sockets.
+/// Function to be run by the sockets' thread.
 pub(super) type Order = Box<dyn FnOnce(&mut Sockets) + Send>;
 
-/// An interruption of a replay: a number of live batches, then silence until the other side is dropped.
+/// An interruption of a replay: the number of live batches to send in between, and a signal for which the replay then
+/// waits.
 pub(super) struct Interruption {
     pub(super) batches: u64,
     pub(super) resumed: Receiver<()>,
@@ -23,18 +24,18 @@ pub(super) struct Sockets {
     live_address: String,
     replay_address: String,
     keeps: usize,
-    /// Batches for the replay socket, each with its number.
+    /// Recent batches for the replay socket, each with its sequence number.
     kept: VecDeque<(u64, Vec<u8>)>,
     seq: u64,
     pub(super) chain: Chain,
-    /// Number of blocks of this life.
+    /// Number of blocks published since the engine's last restart.
     pub(super) blocks: u64,
     pub(super) interruption: Option<Interruption>,
     pub(super) dribble: Option<Duration>,
 }
 
 impl Sockets {
-    /// Sockets that are not bound yet.
+    /// Creates the state of both sockets without binding them. `keeps`: number of recent batches kept for replay.
     pub(super) fn new(keeps: usize, life: u32, live_address: String, replay_address: String) -> Self {
         Self {
             context: zmq::Context::new(),
@@ -56,7 +57,7 @@ impl Sockets {
         (self.live_address.clone(), self.replay_address.clone())
     }
 
-    /// Carries out orders and answers replay requests until the orders' sender is dropped.
+    /// Runs the functions sent by the test and answers replay requests until the test drops the sender.
     pub(super) fn run(mut self, orders: &Receiver<Order>) {
         loop {
             match orders.recv_timeout(Duration::from_millis(2)) {
@@ -116,14 +117,15 @@ impl Sockets {
         self.replay = None;
     }
 
-    /// Begins a life: numbers and blocks restart.
+    /// Begins a new life of the engine: sequence numbers and blocks restart.
     pub(super) fn begin_life(&mut self) {
         self.kept.clear();
         self.chain = Chain::new(self.chain.life + 1);
         (self.seq, self.blocks) = (0, 0);
     }
 
-    /// Appends blocks to the chain, one batch each.
+    /// Publishes the next `blocks` blocks of the chain, one batch each. `arrives`: false if the batches are not sent on
+    /// the live socket.
     pub(super) fn grow(&mut self, blocks: u64, arrives: bool) {
         for _ in 0..blocks {
             let payload = self.next_block();
@@ -131,23 +133,24 @@ impl Sockets {
         }
     }
 
-    /// The batch of the next block, not published yet.
+    /// Payload that stores the chain's next block, not published yet.
     pub(super) fn next_block(&mut self) -> Vec<u8> {
         self.blocks += 1;
         payload(Some(0), vec![self.chain.stored(self.blocks - 1)])
     }
 
-    /// The batch of another engine's block.
+    /// Payload that stores a block of another engine.
     pub(super) fn stranger(&self) -> Vec<u8> {
         payload(Some(0), vec![Chain::new(self.chain.life + 100).stored(self.blocks)])
     }
 
-    /// The batch that evicts all blocks of this life.
+    /// Payload that evicts all blocks published since the engine's last restart.
     pub(super) fn eviction(&self) -> Vec<u8> {
         payload(Some(0), vec![self.chain.removed(self.blocks)])
     }
 
-    /// Numbers and keeps a batch; sends it if `arrives`.
+    /// Gives a batch its sequence number and keeps it for replay; sends it on the live socket if `arrives`. Returns the
+    /// sequence number.
     pub(super) fn publish(&mut self, payload: Vec<u8>, arrives: bool) -> u64 {
         let seq = self.seq;
         self.seq += 1;
@@ -165,12 +168,12 @@ impl Sockets {
         self.seq.checked_sub(1)
     }
 
-    /// The last batch.
+    /// Sequence number and payload of the last batch.
     pub(super) fn last(&self) -> (u64, Vec<u8>) {
         self.kept.back().cloned().expect("there is one")
     }
 
-    /// Sends the last batches again.
+    /// Sends the last `batches` batches again.
     pub(super) fn repeat(&self, batches: usize) {
         let from = self.kept.len().saturating_sub(batches);
         self.kept.range(from..).for_each(|(seq, payload)| self.send(*seq, payload));
@@ -186,7 +189,8 @@ impl Sockets {
         }
     }
 
-    /// Answers a replay request as engines do: an empty frame first, an empty topic, and an end with the number -1.
+    /// Answers a replay request like an engine: each message begins with an empty frame and an empty topic, and a
+    /// message with the sequence number -1 marks the end.
     fn answer(&mut self) {
         while let Some(Ok(request)) = self.replay.as_ref().map(|replay| replay.recv_multipart(zmq::DONTWAIT)) {
             let [who, empty, from] = request.as_slice() else { continue };

@@ -1,7 +1,5 @@
-//! An engine's HTTP server, with faults on demand, and a client for programs in front of engines. Both read with the
-//! same [`Connection`].
-//!
-//! A client for tests that need access to every byte.
+//! The HTTP server of a simulated engine, with faults on demand, and an HTTP client for tests of programs in front of
+//! engines. The client gives access to every byte. Both read with the same [`Connection`].
 
 mod server;
 
@@ -13,27 +11,27 @@ use serde_json::Value;
 
 pub use self::server::{Manner, Prefill, Server};
 
-/// A request or an answer.
+/// An HTTP request or answer.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// The request line or status line.
     pub line: String,
     /// Names and values of headers, in order.
     pub headers: Vec<(String, String)>,
-    /// The body, without its framing.
+    /// The body without chunk headers.
     pub body: Vec<u8>,
-    /// True if the body was complete.
+    /// True if the body was received completely.
     pub whole: bool,
 }
 
 impl Message {
-    /// The status of an answer.
+    /// HTTP status code of an answer.
     #[must_use]
     pub fn status(&self) -> u16 {
         self.line.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status")
     }
 
-    /// The value of a header.
+    /// Value of a header; `None` if missing.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(its, _)| its.eq_ignore_ascii_case(name)).map(|(_, value)| &**value)
@@ -55,31 +53,32 @@ impl Message {
         self.header("content-length").map(|length| length.parse().expect("a length"))
     }
 
-    /// True for an answer whose end is the end of the connection.
+    /// True for an answer whose body ends where the connection is closed.
     fn ends_with_connection(&self) -> bool {
         self.line.starts_with("HTTP/") && !matches!(self.status(), 204 | 304)
     }
 }
 
-/// A connection with its unread bytes.
+/// A TCP connection with the bytes received and not yet parsed.
 pub struct Connection {
-    /// The socket.
+    /// The TCP socket.
     pub stream: TcpStream,
-    /// Received bytes that belong to no message yet.
+    /// Received bytes that are not parsed yet.
     pub(super) rest: Vec<u8>,
 }
 
 impl Connection {
-    /// A connection from which nothing has been read.
+    /// Wraps a TCP connection from which nothing was read.
     #[must_use]
     pub fn new(stream: TcpStream) -> Self {
         stream.set_nodelay(true).expect("an option");
         Self { stream, rest: Vec::new() }
     }
 
-    /// Reads one message; none if the connection ends before the end of a head.
+    /// Reads one HTTP message; `None` if the connection ends before the end of the headers.
     ///
     /// # Errors
+    ///
     /// If the connection breaks, or nothing arrives in time.
     pub fn read(&mut self) -> io::Result<Option<Message>> {
         let Some(end) = self.find(b"\r\n\r\n")? else { return Ok(None) };
@@ -119,7 +118,7 @@ impl Connection {
         }
     }
 
-    /// Reads until `bytes` have arrived. Returns their position; none if the connection ends before.
+    /// Reads until the byte sequence `bytes` has arrived. Returns its position; `None` if the connection ends before.
     pub(super) fn find(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
         let mut seen = 0;
         loop {
@@ -143,7 +142,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Takes the next `bytes` bytes, or those that have arrived.
+    /// Removes and returns the next `bytes` bytes, or fewer if not all have arrived.
     fn take(&mut self, bytes: usize) -> Vec<u8> {
         let bytes = bytes.min(self.rest.len());
         self.rest.drain(..bytes).collect()
@@ -158,7 +157,7 @@ impl Connection {
     }
 }
 
-/// A client's connection. Anything that takes longer than a minute fails the test.
+/// An HTTP client's connection. Waiting longer than a minute fails the test.
 pub struct Client(Connection);
 
 impl Client {
@@ -168,35 +167,35 @@ impl Client {
         Self::over(TcpStream::connect(address).expect("it listens"))
     }
 
-    /// A client on an open connection.
+    /// Creates a client on an open TCP connection.
     #[must_use]
     pub fn over(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("an option");
         Self(Connection::new(stream))
     }
 
-    /// The socket, for bytes that are not requests.
+    /// The TCP socket, for sending bytes that are not HTTP.
     pub fn stream(&mut self) -> &mut TcpStream {
         &mut self.0.stream
     }
 
-    /// Sends text unchanged.
+    /// Sends text as it is, without HTTP headers.
     pub fn send(&mut self, text: &str) {
         self.0.stream.write_all(text.as_bytes()).expect("sent");
     }
 
-    /// Sends a request with a body, and reads the answer.
+    /// Sends a POST request with a JSON body, and reads the answer.
     pub fn post(&mut self, path: &str, body: &Value) -> Message {
         self.post_with(path, body, "")
     }
 
-    /// Sends a request with a body and further headers, each with its line end, and reads the answer.
+    /// Sends a POST request with a JSON body and further headers, each with its line end, and reads the answer.
     pub fn post_with(&mut self, path: &str, body: &Value, headers: &str) -> Message {
         self.ask_for(path, body, headers);
         self.answer()
     }
 
-    /// Sends a request with a body, without reading the answer.
+    /// Sends a POST request with a JSON body and further headers, without reading the answer.
     pub fn ask_for(&mut self, path: &str, body: &Value, headers: &str) {
         let body = body.to_string();
         let length = body.len();
@@ -205,7 +204,7 @@ impl Client {
         ));
     }
 
-    /// Sends a request without a body, and reads the answer.
+    /// Sends a GET request, and reads the answer.
     pub fn get(&mut self, path: &str) -> Message {
         self.send(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
         self.answer()
@@ -217,13 +216,13 @@ impl Client {
         assert!(found.is_some(), "the answer ended without {text:?}: {:?}", String::from_utf8_lossy(&self.0.rest));
     }
 
-    /// Reads one answer.
+    /// Reads one HTTP answer.
     pub fn answer(&mut self) -> Message {
         let answer = self.0.read().unwrap_or_else(|error| panic!("nothing more came: {error}"));
         answer.unwrap_or_else(|| panic!("no answer: {:?}", String::from_utf8_lossy(&self.0.rest)))
     }
 
-    /// True if the other side has closed the connection, with nothing more to read.
+    /// True if the server has closed the connection, with no more bytes to read.
     pub fn is_closed(&mut self) -> bool {
         self.0.rest.is_empty() && !self.0.more().unwrap_or_else(|error| panic!("nothing more came: {error}"))
     }

@@ -1,4 +1,4 @@
-//! The HTTP server of a fake engine, one thread per connection.
+//! The HTTP server of a simulated engine, one thread per connection.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -12,28 +12,28 @@ use serde_json::{Value, json};
 use super::{Connection, Message};
 use crate::net::Listener;
 
-/// The way an engine answers requests with a prompt.
+/// Behaviour of a simulated engine toward requests with a prompt: correct, or a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// Answers correctly, streamed on request.
+    /// Answers correctly, and streams the answer on request.
     Well,
-    /// Sends this number of tokens, and then nothing more.
+    /// Sends the given number of tokens, and then nothing more.
     StallsAfter(usize),
-    /// Sends this number of tokens, and then closes the connection.
+    /// Sends the given number of tokens, and then closes the connection.
     DiesAfter(usize),
-    /// Closes the connection at once.
+    /// Closes the connection at once, without an answer.
     Dies,
-    /// Sends nothing.
+    /// Sends nothing and keeps the connection open.
     Hangs,
     /// Sends bytes that are not HTTP.
     Garbage,
-    /// Answers with this status and `Retry-After: 1`.
+    /// Answers with the given status code and the header `Retry-After: 1`.
     Busy(u16),
-    /// Closes the connection after each answer without announcing it.
+    /// Answers correctly, and closes the connection after each answer, although no header announced it.
     ClosesIdle,
 }
 
-/// The usage that an engine reports for a prompt.
+/// Token counts that an engine reports for a prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct Prefill {
     /// Number of tokens of the prompt.
@@ -42,20 +42,20 @@ pub struct Prefill {
     pub cached: usize,
 }
 
-/// An engine's HTTP server.
+/// The HTTP server of a simulated engine.
 pub struct Server {
     listener: Listener,
     state: Arc<ServerState>,
 }
 
 impl Server {
-    /// Serves the model `model`, and reports for each prompt four tokens, two of them cached.
+    /// Starts a server for the model `model`, which reports four tokens for each prompt, two of them cached.
     #[must_use]
     pub fn start(model: &str) -> Self {
         Self::start_with(model, |_| Prefill { tokens: 4, cached: 2 })
     }
 
-    /// Serves the model `model`. `prefill` computes the usage of a request.
+    /// Starts a server for the model `model`. `prefill`: computes the reported token counts from a request's body.
     #[must_use]
     pub fn start_with(model: &str, prefill: impl Fn(&Value) -> Prefill + Send + Sync + 'static) -> Self {
         let state = Arc::new(ServerState {
@@ -84,12 +84,12 @@ impl Server {
         format!("http://{}", self.address())
     }
 
-    /// Changes the way of answering.
+    /// Changes the server's behaviour toward later requests.
     pub fn set(&self, manner: Manner) {
         *self.state.manner.lock() = manner;
     }
 
-    /// The complete requests with a prompt received so far.
+    /// All complete requests with a prompt received so far.
     #[must_use]
     pub fn requests(&self) -> Vec<Message> {
         self.state.requests.lock().clone()
@@ -101,19 +101,19 @@ impl Server {
         self.state.requests.lock().len()
     }
 
-    /// The last request with a prompt.
+    /// The latest request with a prompt.
     #[must_use]
     pub fn last(&self) -> Message {
         self.state.requests.lock().last().cloned().expect("a request")
     }
 
-    /// Number of requests whose client left before their end.
+    /// Number of requests whose client closed the connection before the end of the answer.
     #[must_use]
     pub fn given_up(&self) -> usize {
         self.state.given_up.load(SeqCst)
     }
 
-    /// Number of accepted connections.
+    /// Number of TCP connections accepted so far.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.state.connections.load(SeqCst)
@@ -126,7 +126,7 @@ impl Drop for Server {
     }
 }
 
-/// State shared by all connections.
+/// State of the server shared by all connections.
 struct ServerState {
     model: String,
     prefill: Box<dyn Fn(&Value) -> Prefill + Send + Sync>,
@@ -137,11 +137,11 @@ struct ServerState {
     connections: AtomicUsize,
 }
 
-/// The reason why a connection ends.
+/// Reason why a connection ends.
 enum End {
-    /// The engine closes it.
+    /// The server closes the connection.
     Own,
-    /// The client left in the middle of a request.
+    /// The client closed the connection in the middle of a request.
     GivenUp,
 }
 
@@ -225,7 +225,7 @@ fn send(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8]) -> Res
     stream.write_all(&[head.as_bytes(), body].concat()).map_err(|_| End::Own)
 }
 
-/// Sends a streamed answer in the given manner.
+/// Sends a streamed answer with the given behaviour, correct or faulty.
 fn send_events(stream: &mut TcpStream, body: &Value, prefill: Prefill, manner: Manner) -> Result<(), End> {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).map_err(|_| End::GivenUp)?;
@@ -253,12 +253,12 @@ fn send_chunk(stream: &mut TcpStream, text: &str) -> Result<(), End> {
     stream.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).map_err(|_| End::GivenUp)
 }
 
-/// Waits until the client leaves (true) or sends something.
+/// Waits until the client closes the connection (returns true) or sends something.
 fn is_gone(stream: &mut TcpStream) -> bool {
     stream.read(&mut [0]).map_or(true, |read| read == 0)
 }
 
-/// Waits for `pause`; an error if the client leaves meanwhile.
+/// Waits for the duration `pause`; an error if the client closes the connection meanwhile.
 fn wait(stream: &mut TcpStream, pause: Duration) -> Result<(), End> {
     if pause.is_zero() {
         return Ok(());

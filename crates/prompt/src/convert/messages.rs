@@ -50,8 +50,10 @@ struct Block<'a> {
     source: Option<&'a RawValue>,
 }
 
-/// Converts the messages of a request. `merges_system`: whether system messages that are not the first are moved to the
-/// top because the template accepts none elsewhere. `goes_on`: whether known messages precede those in the list.
+/// Converts the messages of a request to a chat.
+///
+/// `merges_system`: true if system messages after the first are moved to the top because the template accepts none
+/// elsewhere. `goes_on`: true if messages known from an earlier request precede those in the list.
 pub(crate) fn from_messages<'a>(
     parts: &Parts<'a>,
     dialect: Dialect,
@@ -104,7 +106,8 @@ pub(crate) fn from_messages<'a>(
     Ok(made)
 }
 
-/// Adds a message as vLLM converts it: results of tools precede it as messages of their own.
+/// Converts a message of `POST /v1/messages` in the way of vLLM and appends the result: tool results become separate
+/// messages before the message.
 fn vllm<'a>(
     role: Cow<'a, str>,
     blocks: Vec<Block<'a>>,
@@ -135,8 +138,8 @@ fn vllm<'a>(
     Ok((!message.content.is_empty() || message.role != "user").then_some(message))
 }
 
-/// Adds a tool result as vLLM converts it: its texts as lines, then a user's message with its images, then the tools
-/// that it references.
+/// Converts a tool result in the way of vLLM and appends messages: its texts as lines, then a user's message with its
+/// images, then the tools that the result references.
 fn vllm_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Result<(), PromptFailure> {
     let mut lines = Vec::new();
     let (mut images, mut tools) = (Vec::new(), Vec::new());
@@ -166,7 +169,8 @@ fn vllm_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Result
     Ok(())
 }
 
-/// Adds a message as SGLang converts it: tool results stay in their place among a user's texts.
+/// Converts a message of `POST /v1/messages` in the way of SGLang and appends the result: tool results keep their place
+/// among the user's texts.
 fn sglang<'a>(
     role: Cow<'a, str>,
     blocks: Vec<Block<'a>>,
@@ -212,8 +216,8 @@ fn sglang<'a>(
     Ok((!message.content.is_empty() || !message.tool_calls.is_empty() || !is_user).then_some(message))
 }
 
-/// Adds a tool result as SGLang converts it: one message for its texts and images, and one for each run of tool
-/// references.
+/// Converts a tool result in the way of SGLang and appends messages: one for its texts and images, and one for each
+/// sequence of consecutive tool references.
 fn sglang_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Result<(), PromptFailure> {
     let id = block.tool_use_id.as_deref().or(block.id.as_deref()).unwrap_or_default();
     let id = || Some(Value::from(id));
@@ -271,8 +275,8 @@ fn used(block: &Block<'_>, dialect: Dialect) -> Result<Value, PromptFailure> {
     Ok(dialect.call(&call, &function))
 }
 
-/// Text of a tool result in a message that is not a user's. A list would be written as Python's `repr`, so it has no
-/// text here.
+/// Text of a tool result that stands in a message of another role than user. A list has no text: engines write it as
+/// Python's `repr`, which is not reproduced.
 fn tool_text<'a>(block: &Block<'a>) -> Result<Cow<'a, str>, PromptFailure> {
     let text = match block.content.filter(|raw| is_there(Some(raw))) {
         Some(raw) => string(raw.get()).ok_or(PromptFailure::OtherItem)?,
@@ -286,7 +290,7 @@ fn texts(raw: &RawValue) -> Result<Vec<Cow<'_, str>>, PromptFailure> {
     Ok(items(Some(raw))?.into_iter().filter(|block| block.kind == "text").filter_map(|block| block.text).collect())
 }
 
-/// Text of a system message that is not the first; `None` if the engine drops all of it.
+/// Text of a system message after the first; `None` if the engine drops all of the message.
 fn inline_system(content: &RawValue, dialect: Dialect) -> Result<Option<Cow<'_, str>>, PromptFailure> {
     let texts = match string(content.get()) {
         Some(text) => vec![text],

@@ -1,4 +1,4 @@
-//! Requests of other APIs converted to chats, as engines do: `POST /v1/responses` and `POST /v1/messages`.
+//! Conversion of requests of `POST /v1/responses` and `POST /v1/messages` to chats, in the way of the engines.
 
 mod messages;
 mod responses;
@@ -21,16 +21,17 @@ use crate::request::{Parts, is_there, read};
 /// A chat converted from a request of another API.
 #[derive(Debug, Default)]
 pub(crate) struct ConvertedChat<'a> {
-    /// System message given beside the list of messages.
+    /// System message that the request has outside its list of messages.
     pub(crate) first: Option<Message<'a>>,
-    /// Messages made from the list.
+    /// Messages made from the request's list.
     pub(crate) messages: Vec<Message<'a>>,
-    /// For each item of the list, the offset in bytes where it ends and the number of messages made up to there.
+    /// For each item of the request's list: the offset of its end, in bytes, and the number of messages made from all
+    /// items so far.
     pub(crate) ends: Vec<(usize, usize)>,
-    /// True if the answer continues the chat's last message.
+    /// True if the model's answer continues the chat's last message.
     pub(crate) continues: bool,
-    /// True if no item of the list changes messages made from earlier items, except an assistant's message just before
-    /// it.
+    /// True if each item of the request's list leaves the messages made from earlier items unchanged, except an
+    /// assistant's message just before the item.
     pub(crate) is_apart: bool,
 }
 
@@ -55,14 +56,14 @@ fn call(id: Option<Value>, function: Value) -> Value {
     object([("id", id.unwrap_or(Value::from(()))), ("function", function), ("type", "function".into())])
 }
 
-/// Fields of a function definition that vLLM keeps, in vLLM's order.
+/// Fields of a function definition that vLLM passes to chat templates, in vLLM's order.
 const FIELDS: [&str; 5] = ["name", "description", "parameters", "strict", "defer_loading"];
 
-/// Fields of a function definition in SGLang's order, in which SGLang appends those that a request lacks.
+/// Fields of a function definition in the order in which SGLang appends those that a request lacks.
 const SGLANG_FIELDS: [&str; 5] = ["description", "name", "parameters", "strict", "defer_loading"];
 
-/// Tools of a request in the form for templates: objects with `type` and `function`. Engines keep the fields they know,
-/// with null for a missing description or missing parameters. `None` without tools.
+/// Tools of a request as values for chat templates: objects with `type` and `function`. Fields that the engine does not
+/// know are left out, and a missing description or missing parameters become null. `None` without tools.
 pub(crate) fn tools(endpoint: Endpoint, parts: &Parts<'_>, dialect: Dialect) -> Result<Option<Value>, PromptFailure> {
     let is_given = is_there(parts.tools);
     let choice = given(parts.tool_choice);
@@ -118,12 +119,12 @@ fn values(raw: &RawValue) -> Result<Vec<Value>, PromptFailure> {
     Ok(list.0.into_iter().map(|CountedValue(value)| value).collect())
 }
 
-/// True if a `tool_choice` allows no tool: the string or the type `none`.
+/// True if a request's `tool_choice` allows no tool: the string `none`, or an object of the type `none`.
 fn is_none(choice: &Value) -> bool {
     choice.as_str() == Some("none") || word(choice, "type").as_deref() == Some("none")
 }
 
-/// Name of the only tool that a `tool_choice` allows; `None` if it does not name one.
+/// Name of the only tool that a request's `tool_choice` allows; `None` if the choice names no tool.
 fn chosen(choice: &Value) -> Option<Value> {
     let kind = word(choice, "type")?;
     let inner = field(choice, "function").and_then(|function| field(&function, "name"));
@@ -155,8 +156,8 @@ fn of_chat(tool: &Value, dialect: Dialect) -> Result<Value, PromptFailure> {
     kept(&function, &order.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Copy of a function definition with only the fields `names`: null for a missing description or missing parameters,
-/// and without other missing fields.
+/// Copy of a function definition with only the fields `names`. A missing description or missing parameters become null;
+/// other missing fields stay missing.
 fn kept(function: &Value, names: &[&str]) -> Result<Value, PromptFailure> {
     present(function, "name").ok_or(PromptFailure::BadMessages)?;
     let fields = names.iter().filter_map(|name| {
@@ -192,7 +193,7 @@ fn of_messages(tool: &Value, dialect: Dialect) -> Result<Option<Value>, PromptFa
     kept(&function, &FIELDS).map(Some)
 }
 
-/// Adds the function definitions for a tool of `POST /v1/responses`.
+/// Converts a tool of `POST /v1/responses` and appends its function definitions.
 fn of_responses(
     tool: &Value,
     dialect: Dialect,

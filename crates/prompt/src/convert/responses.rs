@@ -46,8 +46,10 @@ struct Item<'a> {
     phase: Option<Cow<'a, str>>,
 }
 
-/// Converts the input of a request. `merges_system`: whether SGLang moves system messages to the top because the
-/// template accepts none elsewhere. `goes_on`: whether known messages precede those in the list.
+/// Converts the input of a request to a chat.
+///
+/// `merges_system`: true if SGLang moves system messages to the top because the template accepts none elsewhere.
+/// `goes_on`: true if messages known from an earlier request precede those in the list.
 pub(crate) fn from_responses<'a>(
     parts: &Parts<'a>,
     dialect: Dialect,
@@ -95,7 +97,8 @@ fn is_begun(item: &Item<'_>) -> bool {
         && matches!(item.status.as_deref(), Some("in_progress" | "incomplete"))
 }
 
-/// Adds an item as vLLM converts it. Consecutive texts, thoughts and calls of the assistant form one message.
+/// Converts an item of `POST /v1/responses` in the way of vLLM and appends the result. Consecutive texts, thoughts and
+/// calls of the assistant form one message.
 fn vllm<'a>(item: Item<'a>, dialect: Dialect, messages: &mut Vec<Message<'a>>) -> Result<(), PromptFailure> {
     let id = item.call_id.as_deref().map(Value::from);
     let name = || item.name.as_deref().map(Value::from).ok_or(PromptFailure::BadMessages);
@@ -146,7 +149,8 @@ fn vllm<'a>(item: Item<'a>, dialect: Dialect, messages: &mut Vec<Message<'a>>) -
     Ok(())
 }
 
-/// The last message if it is the assistant's and can take another item, else a new one of the assistant.
+/// Returns the last message if it is the assistant's and can be extended by another item; else appends a new message of
+/// the assistant.
 fn assistant<'m, 'a>(
     messages: &'m mut Vec<Message<'a>>,
     can_take: impl Fn(&Message<'a>) -> bool,
@@ -169,7 +173,7 @@ fn arguments(raw: Option<&RawValue>) -> Value {
     parsed(&json).filter(is_object).unwrap_or_else(|| object([]))
 }
 
-/// Texts of the assistant's thoughts in a list of them.
+/// Texts of the assistant's thoughts in a JSON list.
 fn thoughts(raw: Option<&RawValue>) -> Vec<Option<Cow<'_, str>>> {
     #[derive(Deserialize)]
     struct Thought<'a> {
@@ -181,15 +185,15 @@ fn thoughts(raw: Option<&RawValue>) -> Vec<Option<Cow<'_, str>>> {
     all.map(|all| all.0).unwrap_or_default().into_iter().map(|thought| thought.text).collect()
 }
 
-/// A function call with its fields in the dialect's order. vLLM keeps the fields as they are.
+/// Function call with its fields in the order of the dialect's engine. vLLM keeps the given order.
 fn called(id: Option<Value>, name: Value, arguments: Value, dialect: Dialect) -> Value {
     let function = object([("name", name), ("arguments", arguments)]);
     let call = call(id, function.clone());
     if dialect.is_vllm() { call } else { dialect.call(&call, &function) }
 }
 
-/// Adds an item as SGLang converts it. Consecutive texts, thoughts and calls of the assistant form one message, unless
-/// their `phase` differs.
+/// Converts an item of `POST /v1/responses` in the way of SGLang and appends the result. Consecutive texts, thoughts
+/// and calls of the assistant form one message, unless their `phase` differs.
 fn sglang<'a>(
     item: Item<'a>,
     phase: &mut Option<Cow<'a, str>>,
@@ -276,7 +280,7 @@ fn labelled(message: &mut Message<'_>) {
     }
 }
 
-/// Appends an assistant's message to the assistant's message before.
+/// Appends an assistant's message to the preceding message of the assistant.
 fn join<'a>(last: &mut Message<'a>, made: Message<'a>) {
     let is_said = |message: &Message<'_>| match message.content.as_slice() {
         [] => message.is_list,

@@ -1,5 +1,5 @@
-//! Forms of content that a template accepts: a list of parts, which is determined by whether it loops over the content
-//! under any name; and system messages that are not the first, which is tested in the way engines test it.
+//! Forms of messages that a chat template accepts. A template accepts contents as lists of parts if it loops over the
+//! content under any name. System messages after the first are tested by rendering, in the way of the engines.
 
 use std::collections::HashSet;
 
@@ -73,7 +73,8 @@ impl<'t, 's> Bindings<'t, 's> {
         }
     }
 
-    /// The variables `names`, and those set to one of them, or to the content of one of `owners`.
+    /// The variables `names`, and all variables assigned from one of them or from the content of one of the variables
+    /// `owners`.
     fn names_for(&self, mut names: HashSet<&'s str>, owners: Option<&HashSet<&'s str>>) -> HashSet<&'s str> {
         loop {
             let before = names.len();
@@ -92,8 +93,8 @@ impl<'t, 's> Bindings<'t, 's> {
     }
 }
 
-/// True if an expression is one of the variables `names`, or with `key`, that key of one of them; possibly filtered or
-/// sliced.
+/// True if an expression is one of the variables `names`, possibly filtered or sliced. With `key`, the expression must
+/// be the field `key` of one of these variables.
 fn reads(expr: &Expr<'_>, names: &HashSet<&str>, key: Option<&str>) -> bool {
     match (expr, key) {
         (Expr::Filter(filter), _) => filter.expr.as_ref().is_some_and(|inner| reads(inner, names, key)),
@@ -109,10 +110,11 @@ fn reads(expr: &Expr<'_>, names: &HashSet<&str>, key: Option<&str>) -> bool {
     }
 }
 
-/// Name under which the tested template is added to its environment.
+/// Name of the tested template within the rendering environment.
 const NAME: &str = "chat";
 
-/// Text that no template writes by itself.
+/// Text of a system message by which the test recognises the message in the output: no template writes this text by
+/// itself.
 const SENTINEL: &str = "\u{e002}the second system message\u{e003}";
 
 /// A template's treatment of a system message after a user's message: written, left out or refused.
@@ -124,8 +126,9 @@ pub(super) enum InlineSystem {
 }
 
 impl InlineSystem {
-    /// Tests a template's treatment of that message. Engines test it without the functions that transformers adds to
-    /// Jinja, so a template that needs one of them, or marks generated text, counts as one that refuses.
+    /// Tests how a template treats a system message after a user's message. Engines test this without the functions
+    /// that transformers adds to Jinja. A template that needs one of these functions, or marks generated text,
+    /// therefore counts as refusing.
     pub(super) fn of(source: &str) -> Self {
         if syntax::without_marks(source) != source {
             return Self::Refused;
@@ -137,7 +140,7 @@ impl InlineSystem {
         }
     }
 
-    /// True if the engine moves system messages that are not the first to the top.
+    /// True if the engine moves system messages after the first to the top of the chat.
     pub(super) fn is_merged(self, dialect: Dialect) -> bool {
         match dialect.engine() {
             Engine::Vllm => self == Self::Refused,

@@ -1,4 +1,4 @@
-//! Environment in which templates are rendered: filters, tests, functions and methods of Jinja in Python and of
+//! Environment in which chat templates are rendered: filters, tests, functions and methods of Jinja in Python and of
 //! transformers.
 
 use std::fmt;
@@ -13,15 +13,15 @@ use super::syntax::{self, Pieces, syntax};
 use crate::allowance;
 use crate::python::{self, Json, strftime};
 
-/// Limits on the work of a template, in instructions and pieces of 64 bytes of output; the larger limit is for long
-/// chats. A template may loop over all messages once per message of a short chat, but not of a long one.
+/// Limits on the work of rendering a template, in instructions and pieces of 64 bytes of output. The larger limit is
+/// for long chats. A template may loop over all messages once per message of a short chat, but not of a long one.
 pub(super) const FUEL: [u64; 2] = [1_000_000, 8_000_000];
 
-/// Number of instructions that every chat is assumed to need at least, to choose the limit.
+/// Number of instructions assumed for rendering any chat, to choose between the work limits.
 const AT_LEAST: u64 = 200_000;
-/// Number of instructions that each message of a chat is assumed to need.
+/// Number of instructions assumed for rendering each message of a chat.
 const A_MESSAGE: u64 = 300;
-/// Number of instructions that each 64 bytes of text are assumed to need.
+/// Number of instructions assumed for rendering each 64 bytes of text.
 const A_STEP: u64 = 8;
 
 /// Index in [`FUEL`] of the work limit for a chat with this number of messages and bytes of text.
@@ -54,7 +54,7 @@ impl Clock {
     }
 }
 
-/// Creates an environment without templates.
+/// Creates an environment for rendering, without templates.
 pub(super) fn environment(clock: Clock) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(FUEL[0]));
@@ -133,10 +133,10 @@ const WIDEST: usize = 64;
 /// Maximum number of digits in the width of a field in a format.
 const LONGEST_WIDTH: usize = 4;
 
-/// Number of bytes counted for an item of a list, with a short text.
+/// Memory counted for an item of a list made by a template, in bytes, including a short text.
 const ITEM: usize = 48;
 
-/// Checks that a method may return a result of `bytes` bytes, before the result is made.
+/// Checks, before a result is made, that a method called by a template may return `bytes` bytes.
 fn check(state: &State<'_, '_>, bytes: usize) -> Result<(), Error> {
     let left = state.fuel_levels().map_or(u64::MAX, |(_, left)| left);
     if bytes as u64 / 64 > left || !allowance::has_room_for(bytes) {
@@ -146,7 +146,7 @@ fn check(state: &State<'_, '_>, bytes: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks the arguments of methods whose results can be many times as long as their text.
+/// Checks the arguments of string methods whose results can be many times as long as the string.
 fn check_method(state: &State<'_, '_>, text: &str, name: &str, args: &[Value]) -> Result<(), Error> {
     let first = args.first().and_then(Value::as_str);
     match (name, first, args.get(1).and_then(Value::as_str)) {
@@ -174,7 +174,7 @@ fn check_method(state: &State<'_, '_>, text: &str, name: &str, args: &[Value]) -
     }
 }
 
-/// Methods of Python's strings, lists and dictionaries.
+/// Calls a method of a Python string, list or dictionary in a template.
 fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         check_method(state, text, name, args)?;

@@ -1,16 +1,17 @@
-//! Test of whether a template writes each message independently, so that a next turn needs only its last messages
-//! rendered.
+//! Test of whether a chat template writes each message independently, so that for a chat's next request only the last
+//! messages have to be rendered.
 //!
-//! Derived from the syntax tree once, when a template is compiled. It holds if messages are used in two ways only: one
-//! loop over all of them, and the first one by its index. The output of the loop's body for a message may then depend
-//! on the message and its neighbours, on its being the first or last, on its index being even, and on values from
-//! outside the loop; nothing is carried from one message to the next. Anything unknown counts as dependent.
+//! The test reads the template's syntax tree once, when the template is compiled. A template passes if messages are
+//! used in two ways only: one loop over all of them, and the first one by its index. The output of the loop's body for
+//! a message may then depend on the message and its neighbours, on its being the first or last, on its index being
+//! even, and on values from outside the loop; nothing is carried from one message to the next. Unknown syntax counts as
+//! dependent.
 
 use minijinja::Error;
 use minijinja::machinery::ast::{BinOpKind, Call, CallArg, CompareOpKind, Expr, ForLoop, Stmt};
 use minijinja::machinery::parse;
 
-/// Functions whose result depends only on their arguments.
+/// Template functions whose result depends only on their arguments.
 const PURE: [&str; 4] = ["raise_exception", "range", "dict", "namespace"];
 
 /// True if a template writes each message independently.
@@ -20,10 +21,10 @@ pub(super) fn is_local(source: &str) -> Result<bool, Error> {
     Ok(reader.statement(&template) && reader.over)
 }
 
-/// Innermost loop around a position in the template.
+/// Innermost loop around a position in a template.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// There is no loop.
+    /// No loop: the position is outside of all loops.
     Around,
     Messages,
     Other,
@@ -35,7 +36,7 @@ struct Reader {
     over: bool,
     /// True while the loop over the messages is being read.
     within: bool,
-    /// True if output is assigned to a variable instead of being written.
+    /// True if the output at this position is assigned to a variable instead of being written.
     captured: bool,
 }
 
@@ -104,8 +105,8 @@ impl Reader {
         is_fine
     }
 
-    /// True if `target` may be assigned to: variables of the loop over messages are reset with each message, fields of
-    /// objects are not.
+    /// True if a template may assign to `target` and still write messages independently: variables of the loop over
+    /// messages are reset with each message, fields of objects are not.
     fn sets(&self, target: &Expr<'_>) -> bool {
         match target {
             Expr::Var(var) => !matches!(var.id, "messages" | "loop"),
@@ -179,7 +180,8 @@ impl Reader {
         })
     }
 
-    /// True if `number` may be used as an index of messages: 0, and in the loop the indexes of the neighbours.
+    /// True if a template may use `number` as an index of messages and still write them independently: 0, and in the
+    /// loop the indexes of the neighbours.
     fn numbers(&self, number: &Expr<'_>) -> bool {
         if is_number(number, 0) {
             return true;
@@ -204,7 +206,7 @@ fn is_number(expression: &Expr<'_>, number: i64) -> bool {
     expression.as_const().and_then(|value| value.is_integer().then(|| value.as_i64())?) == Some(number)
 }
 
-/// Initial value of the loop's counter, if the expression is a counter of the loop; else `None`.
+/// Initial value of the loop's counter (0 or 1), if the expression is a counter of the loop; else `None`.
 fn place(expression: &Expr<'_>) -> Option<i64> {
     match expression {
         Expr::GetAttr(field) if is_named(&field.expr, "loop") => match field.name {

@@ -17,20 +17,20 @@ pub(crate) use environment::Clock;
 use environment::{FUEL, fuel_for};
 use output::{MeteredMessages, Output};
 
-/// Name under which the chat template is added to its environments.
+/// Name of the chat template within its rendering environments.
 const NAME: &str = "chat";
 
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    /// Environments that contain the template, one for each limit of [`FUEL`].
+    /// Rendering environments that contain the template, one for each work limit of [`FUEL`].
     environments: [Environment<'static>; FUEL.len()],
-    /// True if the template accepts a message's content as a list of parts, which it does if it loops over the content.
+    /// True if the template accepts a message's content as a list of parts; determined by a loop over the content.
     pub as_parts: bool,
-    /// True if the template writes each message independently of all but its neighbours.
+    /// True if the template writes each message independently of all others except its neighbours.
     is_local: bool,
     inline_system: InlineSystem,
-    /// Variable by which SGLang turns the template's thinking off; `None` if the template has none.
+    /// Variable by which SGLang turns the template's thinking off; `None` if the template has no such variable.
     pub(crate) toggle: Option<&'static str>,
     special_tokens: Vec<(String, Value)>,
 }
@@ -38,36 +38,36 @@ pub struct ChatTemplate {
 /// Variables for rendering a template, besides special tokens.
 #[derive(Debug, Default)]
 pub struct Variables {
-    /// Messages in the form for templates.
+    /// Messages of the chat, as values for templates.
     pub messages: Vec<Value>,
     /// Tools offered to the model; `None` is passed to the template as `none`, which differs from undefined.
     pub tools: Option<Value>,
-    /// Documents, for templates with retrieval.
+    /// Documents for retrieval, for templates that include them.
     pub documents: Option<Value>,
     /// True if the text ends with the beginning of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// Further variables, which override the fields above except the messages.
+    /// Further variables. They override the fields above except the messages.
     pub more: Vec<(String, Value)>,
 }
 
-/// Text rendered earlier, from which the next one is likely to continue.
+/// Text of the chat's earlier request, which the next text is likely to continue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KnownText<'t> {
     pub(crate) text: &'t Rope<u8>,
-    /// Offsets, in bytes, at which the text of each message begins; empty if unknown.
+    /// Offset at which each message begins in the text, in bytes; empty if unknown.
     pub(crate) begins: &'t [usize],
     /// Number of leading messages equal to those of the earlier text, if all other inputs of the template are equal;
     /// else 0.
     pub(crate) known: usize,
 }
 
-/// Rendered text of a chat, with what the next rendering needs to reuse it.
+/// Rendered text of a chat, with the data that the next rendering needs to reuse it.
 #[derive(Debug)]
 pub(crate) struct Text {
     pub(crate) text: Rope<u8>,
-    /// Number of leading bytes shared with the text rendered earlier.
+    /// Number of leading bytes that equal the text rendered earlier.
     pub(crate) same: usize,
-    /// Offsets, in bytes, at which the text of each message begins; empty if unknown.
+    /// Offset at which each message begins in the text, in bytes; empty if unknown.
     pub(crate) begins: Vec<usize>,
 }
 
@@ -111,7 +111,7 @@ impl ChatTemplate {
         Ok(Self { environments, as_parts, is_local, inline_system, toggle, special_tokens })
     }
 
-    /// True if an engine moves system messages that are not the first to the top for this template.
+    /// True if an engine moves system messages after the first to the top of the chat for this template.
     pub(crate) fn merges_system(&self, dialect: Dialect) -> bool {
         self.inline_system.is_merged(dialect)
     }
@@ -120,14 +120,14 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// The template's own message for a refusal, or a description of its failure.
+    /// The message with which the template refuses the chat, or a description of the failure.
     pub fn render(&self, variables: Variables) -> Result<String, String> {
         let nothing = Rope::default();
         let (_, text, _) = self.write(&nothing, variables)?;
         String::from_utf8(text).map_err(|_| "a template wrote something that is not text".to_owned())
     }
 
-    /// Renders the text of a chat, sharing the beginning that it has in common with an earlier text.
+    /// Renders the text of a chat. The beginning that equals an earlier text is shared with that text.
     pub(crate) fn render_after(&self, earlier: KnownText<'_>, variables: Variables) -> Result<Text, String> {
         if let Some(text) = self.last_messages(earlier, &variables) {
             return Ok(text);
@@ -136,12 +136,13 @@ impl ChatTemplate {
         Ok(Text { text: earlier.text.join_vec(same, rest), same, begins })
     }
 
-    /// Renders only the end of a text. `None` if the whole text has to be rendered.
+    /// Renders only the end of a chat's text. `None` if the whole text has to be rendered.
     ///
     /// The text of a message depends on its neighbours, on its being the first or last, and on its index being even
-    /// ([`local`]). The last known message may therefore be written differently now, and all before it are unchanged. A
-    /// shorter chat is rendered: the first message, and the messages from at least one before the last known message
-    /// on, so that the last known message keeps its neighbours, with an even number of messages left out in between.
+    /// ([`local`]). The last known message may therefore be written differently now, and all messages before it are
+    /// unchanged. A shorter chat is rendered: the first message, and the messages from at least one before the last
+    /// known message on, so that the last known message keeps its neighbours, with an even number of messages left out
+    /// in between.
     fn last_messages(&self, earlier: KnownText<'_>, variables: &Variables) -> Option<Text> {
         let KnownText { text, begins, known } = earlier;
         let messages = &variables.messages;
@@ -173,8 +174,10 @@ impl ChatTemplate {
         Some(Text { text: text.join_slice(same, &new[same - start..]), same, begins: all })
     }
 
-    /// Renders a chat and compares the output with an earlier text. Returns the number of leading bytes shared with it,
-    /// the bytes after them, and the offset of each message's text, if messages are written independently.
+    /// Renders a chat and compares the output with an earlier text.
+    ///
+    /// Returns the number of leading bytes that equal the earlier text, the bytes after them, and the offset of each
+    /// message's text, if the template writes messages independently.
     fn write(&self, earlier: &Rope<u8>, variables: Variables) -> Result<(usize, Vec<u8>, Vec<usize>), String> {
         let (length, count) = (texts_length(&variables.messages), variables.messages.len());
         let room = if earlier.len() == 0 { length } else { 0 };
@@ -205,16 +208,16 @@ impl ChatTemplate {
     }
 }
 
-/// Estimated length of the rendered text in bytes: the messages' texts, where they are strings, and an allowance for
-/// the template's text around each.
+/// Estimated length of a chat's rendered text in bytes: the messages' texts, where they are strings, and a constant for
+/// the template's text around each message.
 fn texts_length(messages: &[Value]) -> usize {
-    /// Assumed number of bytes of marks and names around one message.
+    /// Assumed length of the template's text around one message, in bytes.
     const AROUND: usize = 64;
     let text = |message: &Value| message.get_attr("content").ok()?.as_str().map(str::len);
     messages.iter().map(|message| text(message).unwrap_or(0) + AROUND).sum()
 }
 
-/// True if a name occurs anywhere in a template, in code or in text.
+/// True if a name occurs anywhere in a template's source, in code or in text.
 fn has_word(source: &str, name: &str) -> bool {
     let is_other = |at: Option<char>| at.is_none_or(|char| !char.is_alphanumeric() && !"_<>/\"'.".contains(char));
     let is_word =
@@ -237,8 +240,8 @@ mod tests {
     use crate::template::{ChatTemplate, Clock, KnownText};
     use crate::{Dialect, Endpoint, Request};
 
-    /// Renders a chat that grows and is cut back turn by turn: the result with the previous text must equal the one
-    /// without.
+    /// Renders a chat that grows and is cut back request by request: the result with the previous text must equal the
+    /// result without it.
     #[test]
     fn the_end_alone_is_as_all_of_it() {
         let public: serde_json::Value =

@@ -1,4 +1,5 @@
-//! Output of a template, compared with an earlier text that it mostly repeats, and the offsets of messages in it.
+//! Output of a chat template, compared with an earlier text that it mostly repeats, and the offsets of the messages in
+//! the output.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -13,32 +14,32 @@ use crate::allowance;
 use crate::prompt_tokens::PromptFailure;
 use crate::rope::Rope;
 
-/// Minimum initial capacity for bytes that are not in the earlier text.
+/// Minimum initial capacity, in bytes, for output that the earlier text does not contain.
 const ROOM: usize = 4096;
 
-/// Maximum length of the output, in bytes. No prompt of this length is tokenized.
+/// Maximum length of a template's output, in bytes; longer prompts are never tokenized.
 const LONGEST: usize = 32 << 20;
 
-/// Number of writes between two readings of the clock.
+/// Number of writes of a template between two checks of the deadline.
 const LOOK: usize = 64;
 
-/// Output that shares its beginning with an earlier text.
+/// Output of a chat template that shares its beginning with an earlier text.
 pub(super) struct Output<'t> {
     earlier: &'t Rope<u8>,
     /// Number of leading bytes shared with the earlier text so far.
     same: usize,
     /// Bytes of the output after those shared with the earlier text.
     rest: Vec<u8>,
-    /// Initial capacity for the bytes that are not shared, in bytes.
+    /// Initial capacity for the bytes that the earlier text does not contain.
     room: usize,
-    /// Number of bytes written, shared with [`MeteredMessages`].
+    /// Number of bytes written so far, which [`MeteredMessages`] reads.
     written: Arc<AtomicUsize>,
     /// Number of writes so far.
     writes: usize,
 }
 
 impl<'t> Output<'t> {
-    /// Creates an empty output. `room`: initial capacity for the bytes after the shared ones.
+    /// Creates an empty output. `room`: initial capacity, in bytes, for output that the earlier text does not contain.
     pub(super) fn after(earlier: &'t Rope<u8>, room: usize) -> Self {
         Self { earlier, same: 0, rest: Vec::new(), room: room.max(ROOM), written: Arc::default(), writes: 0 }
     }
@@ -47,7 +48,7 @@ impl<'t> Output<'t> {
         &self.written
     }
 
-    /// Number of shared bytes, and the bytes after them.
+    /// Number of bytes shared with the earlier text, and the bytes after them.
     pub(super) fn text(self) -> (usize, Vec<u8>) {
         (self.same, self.rest)
     }
@@ -84,8 +85,8 @@ impl Write for Output<'_> {
     }
 }
 
-/// Messages for a template that loops over them once ([`super::local`]), which record the output's length when each is
-/// read.
+/// Messages for a template that loops over them once ([`super::local`]); the list records the output's length whenever
+/// the template reads a message.
 #[derive(Debug)]
 pub(super) struct MeteredMessages {
     messages: Vec<Value>,
@@ -100,7 +101,7 @@ impl MeteredMessages {
         Arc::new(Self { messages, written, begins })
     }
 
-    /// Length of the output, in bytes, when each message was taken from the list.
+    /// Length of the output, in bytes, at the moment when the template read each message.
     pub(super) fn begins(&self) -> Vec<usize> {
         std::mem::take(&mut self.begins.lock())
     }

@@ -1,6 +1,6 @@
-//! Source of a template, examined and changed without rendering it: its delimiters, the marks of generated text,
-//! statements that add a value to itself, and concatenations that are only written, which are then written piece by
-//! piece.
+//! Examination and change of a template's source without rendering: delimiters, the marks of generated text, and
+//! statements that add a variable to itself. A concatenation whose result is only output is changed so that its parts
+//! are output one by one.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -50,7 +50,7 @@ fn replaced(tag: &str) -> Cow<'_, str> {
 }
 
 /// True if a statement of a template adds a variable to itself. The template library joins lists lazily and does not
-/// count that as work: thirty-three doublings exceed any memory.
+/// count the join as work: thirty-three doublings exceed any memory.
 pub(super) fn adds_to_itself(source: &str) -> bool {
     let mut statement: Vec<Token<'_>> = Vec::new();
     let mut is_within = false;
@@ -88,7 +88,7 @@ fn doubles(tokens: &[Token<'_>]) -> bool {
     })
 }
 
-/// Name of the function that replaces concatenations in templates.
+/// Name of the template function that replaces concatenations and writes their texts one after another.
 const JOINED: &str = "_kvatlas_joined";
 
 /// Texts to be written one after another.
@@ -107,7 +107,7 @@ impl Pieces {
     }
 }
 
-/// Adds the function that templates changed by [`with_pieces`] call.
+/// Adds the function [`JOINED`], which templates changed by [`with_pieces`] call, to an environment.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_function(JOINED, join);
 }
@@ -124,7 +124,7 @@ fn join(state: &State<'_, '_>, values: Rest<Value>) -> Result<Value, Error> {
     values.try_fold(first, |left, right| sum.eval(context! { left, right }))
 }
 
-/// Replaces the `+` between written texts of a template by calls of [`JOINED`].
+/// Replaces the operators `+` between texts that a template writes by calls of [`JOINED`].
 pub(super) fn with_pieces(source: &str) -> String {
     let mut made = String::with_capacity(source.len() + 1024);
     let mut done = 0;
@@ -159,7 +159,7 @@ pub(super) fn with_pieces(source: &str) -> String {
     made
 }
 
-/// Positions of the `+` operators, if an expression is a sum of names, strings, calls and filters; else `None`.
+/// Positions of the operators `+` in an expression, if it is a sum of names, strings, calls and filters; else `None`.
 fn pluses(tokens: &[(Token<'_>, usize, usize)]) -> Option<Vec<(usize, usize)>> {
     const OPERATORS: [&str; 7] = ["if", "else", "and", "or", "not", "in", "is"];
     let (mut found, mut depth, mut is_empty) = (Vec::new(), 0_usize, true);

@@ -1,25 +1,26 @@
-//! Cuts: positions where a text can be divided so that the parts have the same tokens as the whole.
+//! Cuts: positions where a text can be divided so that its parts, tokenized separately, have the same tokens as the
+//! whole.
 //!
-//! The common library first takes the added tokens out of a text, the longest at the leftmost position; everything else
-//! (normalizers, pre-tokenizers, the model) then processes each piece between them separately. A text can therefore be
-//! cut where an added token begins, if the token is always found there:
+//! The common library, `tokenizers`, first takes the added tokens out of a text, the longest at the leftmost position;
+//! everything else (normalizers, pre-tokenizers, the model) then processes each piece between added tokens separately.
+//! A text can therefore be cut before an added token if the token is always found there:
 //!
-//! - it is matched in the original text (not in normalized text, if that differs), and takes no white space beside it
+//! - the token is matched in the original text (not in normalized text, if that differs), and takes no white space beside it
 //!   (`lstrip`, `rstrip`);
-//! - no other added token, nor the same one, can begin before it ends and overlap it;
+//! - no other added token, nor the same one, can begin before the token ends and overlap it;
 //! - no added token depends on its neighbours (`single_word`).
 //!
 //! The cut is before the token and not after it, so that no later piece counts as the first: some pre-tokenizers
 //! (`Metaspace` with `prepend_scheme: first`) treat the beginning of the text differently.
 //!
-//! When several pieces are tokenized at once, they are separated in the output at the tokens that begin cuts: there
-//! must be as many of those as cuts, since a model may produce one of these tokens from other text.
+//! When several pieces are tokenized at once, the output is divided at the tokens that begin pieces. Their number must
+//! equal the number of cuts, since a model may also produce one of these tokens from other text.
 
 use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, FindIter, MatchKind};
 
-/// Tokens before which texts are cut.
+/// Special tokens before which texts can be cut into pieces that are tokenized separately.
 #[derive(Debug)]
 pub(super) struct Cuts {
     tokens: AhoCorasick,
@@ -29,12 +30,12 @@ pub(super) struct Cuts {
     lowest: u32,
     /// Highest id of the tokens before which texts are cut.
     highest: u32,
-    /// Length of the longest of these tokens' texts, in bytes.
+    /// Length of the longest text of a token before which texts are cut, in bytes.
     pub(super) longest: usize,
 }
 
 impl Cuts {
-    /// Finds the tokens of a tokenizer before which texts can be cut; `None` if no added token qualifies.
+    /// Finds the added tokens of a tokenizer before which texts can be cut; `None` if there are none.
     pub(super) fn of(library: &tokenizers::Tokenizer) -> Option<Self> {
         let normalizes = normalizes(library);
         let added = library.get_added_tokens_decoder();
@@ -74,10 +75,10 @@ impl Cuts {
         self.tokens.find(beginning).is_some_and(|found| found.start() == 0)
     }
 
-    /// Positions of the tokens before which texts are cut.
+    /// Indexes, in a list of token ids, of the tokens before which texts are cut.
     pub(super) fn places(&self, ids: &[u32]) -> impl Iterator<Item = usize> {
-        /// Number of ids compared at once: most of these runs have no token before which texts are cut, and the ids of
-        /// those are mostly adjacent.
+        /// Number of ids compared at once. Most groups of 64 ids contain no token before which texts are cut, and the
+        /// ids of these tokens are mostly adjacent numbers.
         const RUN: usize = 64;
         let span = self.highest - self.lowest;
         let may_be_cut = move |any, id: &u32| any | (id.wrapping_sub(self.lowest) <= span);
@@ -122,7 +123,8 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// True if text is normalized before it is tokenized: some tokenizers have an empty list of normalizers.
+/// True if a tokenizer normalizes text before tokenizing. An empty list of normalizers, which some tokenizers have,
+/// changes nothing.
 pub(super) fn normalizes(common: &tokenizers::Tokenizer) -> bool {
     common.get_normalizer().is_some_and(|normalizer| {
         let json = serde_json::to_value(normalizer).unwrap_or_default();

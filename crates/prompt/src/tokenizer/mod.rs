@@ -1,10 +1,10 @@
-//! Tokenizer of the Hugging Face kind, exact and as quick as possible.
+//! Tokenizer for the files of Hugging Face (`tokenizer.json`), exact and fast.
 //!
-//! Two libraries read `tokenizer.json`. The common one, `tokenizers`, reads all files; engines use it, so its result is
-//! the right one. `fastokens` reads most byte-pair encodings and is tens of times as quick, with a memory of words per
-//! thread. A tokenizer is opened with both, compared on some texts, and the quick one is kept if they agree. With
-//! either, [`segments`] remembers the tokens of text between special tokens: of a growing conversation, only the new
-//! text is tokenized.
+//! Two libraries read `tokenizer.json`. The common library, `tokenizers`, reads all files; engines use it, so its
+//! result is the right one. The quick library, `fastokens`, reads most byte-pair encodings and is tens of times as
+//! fast, with a cache of words per thread. A tokenizer is opened with both, compared on some texts, and the quick
+//! library is used if they agree. With either, [`segments`] caches the tokens of text between special tokens: of a
+//! growing conversation, only the new text is tokenized.
 
 mod cuts;
 mod segments;
@@ -20,32 +20,32 @@ use crate::rope::Rope;
 use cuts::Cuts;
 use segments::{Key, Segments};
 
-/// Minimum length of a text to remember, in bytes, with the quick library: shorter ones are tokenized faster than
-/// looked up.
+/// Minimum length of a text whose tokens are cached, in bytes, with the quick library: shorter texts are tokenized
+/// faster than looked up.
 const QUICK_TEXT: usize = 4096;
-/// Minimum length of a piece between two special tokens to remember, in bytes, with the quick library.
+/// Minimum length of a piece between two special tokens whose tokens are cached, in bytes, with the quick library.
 const QUICK_PIECE: usize = 256;
 
-/// Number of bytes of pieces that are tokenized at once; the deadline is checked after each batch.
+/// Length of text that is tokenized at once, in bytes; the deadline is checked after each batch of this length.
 const PIECE: usize = 256 << 10;
-/// Maximum length of a piece to tokenize with the quick library, in bytes: of a longer one only the beginning is
-/// tokenized.
+/// Maximum length of a piece of text that the quick library tokenizes whole, in bytes; of a longer piece only the
+/// beginning is tokenized.
 const LONGEST_FOR_QUICK: usize = 1 << 20;
-/// Maximum length of a piece to tokenize with the common library, in bytes: of a longer one only the beginning is
-/// tokenized.
+/// Maximum length of a piece of text that the common library tokenizes whole, in bytes; of a longer piece only the
+/// beginning is tokenized.
 const LONGEST_FOR_COMMON: usize = 256 << 10;
-/// Number of last tokens that are dropped if only a text's beginning is tokenized, as the following text may change
+/// Number of tokens dropped at the end if only a text's beginning is tokenized, since the following text may change
 /// them.
 const UNSURE: usize = 64;
 
-/// Converter of text to token ids, which remembers the texts that it converted.
+/// Converter of text to token ids, with a cache of converted texts.
 #[derive(Debug)]
 pub(crate) struct Tokenizer {
     engine: Engine,
-    /// Tokens before which texts are cut; `None` if texts cannot be cut.
+    /// Special tokens before which texts are cut into separately tokenized pieces; `None` if texts cannot be cut.
     cuts: Option<Cuts>,
     segments: Segments,
-    /// Tokens added before and after every text with special tokens; `None` if the additions depend on the text.
+    /// Special tokens added before and after every text; `None` if the added tokens depend on the text.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -63,27 +63,27 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Tokens of a text, with the positions where the text was cut.
+/// Tokens of a text, with the positions where the text was cut for tokenizing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TextTokens {
     pub(crate) ids: Rope<u32>,
-    /// For each cut, its offset in the text in bytes, and the number of tokens before it.
+    /// Positions where the text was cut into pieces: for each, the offset in bytes and the number of tokens before it.
     cuts: Vec<(usize, usize)>,
-    /// Reason why the tokens cover only the text's beginning; `None` if they cover all of it.
+    /// Reason why the tokens cover only the text's beginning; `None` if they cover the whole text.
     pub(crate) cut: Option<PromptFailure>,
 }
 
 impl TextTokens {
-    /// Memory taken by the tokens and by the positions at which the text was cut, in bytes.
+    /// Memory of the tokens and of the positions where the text was cut, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.ids.bytes() + self.cuts.capacity() * size_of::<(usize, usize)>()
     }
 }
 
-/// Choice of the tokenizer library.
+/// Choice of the library that tokenizes texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Library {
-    /// The quick library if it agrees with the common one, else the common one.
+    /// The quick library (`fastokens`) if its tokens equal those of the common library, else the common library.
     #[default]
     Best,
     /// The common library (`tokenizers`).
@@ -91,8 +91,8 @@ pub enum Library {
 }
 
 impl Tokenizer {
-    /// Opens a `tokenizer.json`. `cache_bytes`: maximum memory for remembered tokens, in bytes. Also returns the reason
-    /// why the quick library is not in use.
+    /// Opens a `tokenizer.json`. `cache_bytes`: maximum memory of the cache of tokens, in bytes. Also returns the
+    /// reason why the quick library is not used; `None` if it is used.
     pub(crate) fn open(file: &Path, library: Library, cache_bytes: usize) -> Result<(Self, Option<String>), Error> {
         let bad = |message: String| Error::File { path: file.to_owned(), message };
         let mut common = tokenizers::Tokenizer::from_file(file)
@@ -113,7 +113,7 @@ impl Tokenizer {
         Ok((Self { engine, cuts, segments: Segments::new(cache_bytes), around }, note))
     }
 
-    /// Tokenizes a text; `None` if the library fails, for which there is no known reason.
+    /// Tokenizes a text; `None` if the library fails, which no known text causes.
     pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<TextTokens> {
         let (before, after): (&[u32], &[u32]) = match (&self.around, add_special_tokens) {
             (_, false) => (&[], &[]),
@@ -141,7 +141,7 @@ impl Tokenizer {
         Some(made)
     }
 
-    /// Tokenizes a text without special tokens around it, given the known tokens of a text that shares its first
+    /// Tokenizes a text, without special tokens around it, using the known tokens of another text that shares its first
     /// `common` bytes.
     pub(crate) fn encode_next(&self, text: &Rope<u8>, common: usize, known: &TextTokens) -> Option<TextTokens> {
         let Some(places) = self.places(text.len()) else {
@@ -155,23 +155,23 @@ impl Tokenizer {
         self.encode_on(Vec::new(), PrefixTokens { ids: Some((&known.ids, tokens)), cuts, from }, &rest, places)
     }
 
-    /// Numbers of tokens added before and after every text with special tokens; zeros if unknown.
+    /// Numbers of special tokens added before and after every text; zeros if they depend on the text.
     pub(crate) fn around(&self) -> (usize, usize) {
         self.around.as_ref().map_or((0, 0), |(before, after)| (before.len(), after.len()))
     }
 
-    /// True if the quick library is in use.
+    /// True if texts are tokenized by the quick library (`fastokens`).
     pub(crate) fn is_quick(&self) -> bool {
         matches!(self.engine, Engine::Quick(_))
     }
 
-    /// Cuts to use for a text of `length` bytes; `None` if cutting would not save time.
+    /// Special tokens at which to cut a text of `length` bytes; `None` if cutting would not save time.
     fn places(&self, length: usize) -> Option<&Cuts> {
         self.cuts.as_ref().filter(|_| !self.is_quick() || length >= QUICK_TEXT)
     }
 
-    /// Tokenizes `rest`, the unknown end of a text, given what is known of its beginning. `ids`: list that receives the
-    /// tokens.
+    /// Tokenizes the end of a text whose beginning has known tokens. `rest`: text to tokenize; `ids`: list to which the
+    /// tokens are appended.
     fn encode_on(&self, ids: Vec<u32>, known: PrefixTokens<'_>, rest: &str, places: &Cuts) -> Option<TextTokens> {
         let before = known.ids.map_or(0, |(_, count)| count);
         let mut made = PartialTokens { ids, cuts: known.cuts.to_vec(), from: known.from, before, cut: None };
@@ -205,7 +205,8 @@ impl Tokenizer {
         Some(TextTokens { ids, cuts: made.cuts, cut: made.cut })
     }
 
-    /// Tokenizes consecutive segments in one call, since several calls for short texts take longer.
+    /// Tokenizes consecutive pieces of a text in one call of the library, which is faster than a call for each short
+    /// piece.
     fn encode_new(
         &self,
         rest: &str,
@@ -257,8 +258,9 @@ impl Tokenizer {
         Some(())
     }
 
-    /// Tokenizes a text, or its beginning, with the reason for not tokenizing the rest. The library needs memory of
-    /// several times the text's length, the common one a hundred times.
+    /// Tokenizes a text, or the beginning of a long text. Also returns the reason why the rest was left out; `None` if
+    /// the whole text was tokenized. The library needs memory of several times the text's length, the common library of
+    /// a hundred times.
     fn tokens(&self, text: &str) -> Option<(Vec<u32>, Option<PromptFailure>)> {
         let longest = self.longest();
         if text.len() <= longest {
@@ -271,20 +273,20 @@ impl Tokenizer {
         Some((ids, Some(PromptFailure::TooLong)))
     }
 
-    /// Maximum number of bytes of text passed to the library at once.
+    /// Maximum length of text passed to the library at once, in bytes.
     fn longest(&self) -> usize {
         if self.is_quick() { LONGEST_FOR_QUICK } else { LONGEST_FOR_COMMON }
     }
 
-    /// Remembers the tokens of a segment. With the quick library, remembering takes a good part of the time it saves,
-    /// so only repeated segments are remembered.
+    /// Stores the tokens of a piece of text in the cache. With the quick library (`fastokens`), storing takes a large
+    /// part of the time that a later hit saves, so a piece is stored only at its second request.
     fn keep(&self, key: Option<Key>, text: &str, ids: &[u32]) {
         if let Some(key) = key.filter(|key| !self.is_quick() || self.segments.is_asked_again(*key)) {
             self.segments.insert(key, text, ids);
         }
     }
 
-    /// True if the tokens of this text may be remembered.
+    /// True if the tokens of a text may be stored in the cache.
     fn is_kept(&self, text: &str) -> bool {
         !self.is_quick() || text.len() >= QUICK_PIECE
     }
@@ -294,16 +296,16 @@ impl Tokenizer {
 struct PartialTokens {
     ids: Vec<u32>,
     cuts: Vec<(usize, usize)>,
-    /// Offset in the text of the rest to be tokenized, in bytes.
+    /// Offset in the text at which the part that is not yet tokenized begins, in bytes.
     from: usize,
-    /// Number of tokens before the rest to be tokenized.
+    /// Number of tokens before the part that is not yet tokenized.
     before: usize,
-    /// Reason why tokenizing has stopped; `None` if it has not.
+    /// Reason why tokenizing stopped early; `None` if it has not stopped.
     cut: Option<PromptFailure>,
 }
 
 impl PartialTokens {
-    /// True if tokenizing has stopped, or must stop now.
+    /// True if tokenizing has stopped early, or must stop now because of the deadline.
     fn is_cut(&mut self) -> bool {
         if self.cut.is_none() && self.before + self.ids.len() > MOST_TOKENS {
             self.cut = Some(PromptFailure::TooLong);
@@ -314,13 +316,13 @@ impl PartialTokens {
         self.cut.is_some()
     }
 
-    /// Appends the tokens of the text's next segment.
+    /// Appends the tokens of the text's next piece.
     fn push(&mut self, segment: &Range<usize>, ids: &[u32]) {
         self.cut(segment, self.before + self.ids.len());
         self.ids.extend_from_slice(ids);
     }
 
-    /// Records where a segment begins, and the number of tokens before it.
+    /// Records the offset in the text at which a piece begins, and the number of tokens before it.
     fn cut(&mut self, segment: &Range<usize>, tokens: usize) {
         if segment.start > 0 {
             self.cuts.push((self.from + segment.start, tokens));
@@ -328,13 +330,13 @@ impl PartialTokens {
     }
 }
 
-/// Known tokens and cuts of the beginning of a text.
+/// Known tokens and cut positions of the beginning of a text.
 #[derive(Default)]
 struct PrefixTokens<'k> {
-    /// Known tokens, and how many of them belong to the beginning.
+    /// Known tokens, and the number of them that belong to the beginning of the text.
     ids: Option<(&'k Rope<u32>, usize)>,
     cuts: &'k [(usize, usize)],
-    /// Offset in the text at which the beginning ends, in bytes.
+    /// Length of the beginning whose tokens are known, in bytes of text.
     from: usize,
 }
 
@@ -347,12 +349,13 @@ impl Engine {
     }
 }
 
-/// Tokenizes a text with the common library; `None` if it fails.
+/// Tokenizes a text with the common library (`tokenizers`); `None` if the library fails.
 fn plain(library: &tokenizers::Tokenizer, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
     library.encode_fast(text, add_special_tokens).ok().map(|encoding| encoding.get_ids().to_vec())
 }
 
-/// Opens the quick library, if it can read the file and agrees with the common one; else returns the reason.
+/// Opens a tokenizer with the quick library (`fastokens`). Returns an error if the library cannot read the file or its
+/// tokens differ from the common library's.
 fn quick(file: &Path, common: &tokenizers::Tokenizer) -> Result<fastokens::Tokenizer, String> {
     let added = common.get_added_tokens_decoder();
     if cuts::normalizes(common) && added.values().any(|token| token.normalized) {
@@ -365,7 +368,8 @@ fn quick(file: &Path, common: &tokenizers::Tokenizer) -> Result<fastokens::Token
     Ok(quick)
 }
 
-/// Texts on which tokenizers tend to differ: contractions, numbers, white space of every kind, scripts, marks, code.
+/// Sample texts on which tokenizer libraries tend to differ: contractions, numbers, white space of every kind, scripts,
+/// combining marks, code.
 const TEXTS: &[&str] = &[
     "",
     " ",
@@ -386,8 +390,8 @@ const TEXTS: &[&str] = &[
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
 ];
 
-/// Checks that both libraries agree on all probes, and on every added token between words; an error describes the
-/// difference.
+/// Checks that both libraries return the same tokens for all sample texts, and for every added token between words. The
+/// error describes the difference.
 fn agree(common: &tokenizers::Tokenizer, quick: &fastokens::Tokenizer) -> Result<(), String> {
     let added: Vec<String> = common.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
     let mut whole = TEXTS.join("");
@@ -413,7 +417,7 @@ fn agree(common: &tokenizers::Tokenizer, quick: &fastokens::Tokenizer) -> Result
     Ok(())
 }
 
-/// Tokens that are added before and after every text; `None` if the additions depend on the text.
+/// Determines the special tokens that a tokenizer adds before and after every text; `None` if they depend on the text.
 fn around(library: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     let mut found: Option<(Vec<u32>, Vec<u32>)> = None;
     for text in TEXTS {

@@ -1,9 +1,9 @@
-//! Memory of the tokens of pieces of text, bounded in bytes.
+//! Cache of the tokens of pieces of text, bounded in bytes.
 //!
 //! A piece's tokens depend on its text only (see [`super::cuts`]), so a piece is found by its text and not by its
-//! position: a conversation's next turn finds all of its history, another conversation the system prompt it shares, and
-//! an edit in the middle costs only the edited message. Texts are stored and compared, so two texts of equal hash are
-//! never confused.
+//! position. The next request of a conversation finds its whole history, another conversation the system prompt that
+//! both share, and an edit in the middle costs only the edited message. Texts are stored and compared, so two texts of
+//! equal hash are never confused.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -12,33 +12,33 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::{Mutex, MutexGuard};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Number of shards of the memory, each with its own lock.
+/// Number of shards of the token cache, each with its own lock.
 const SHARDS: usize = 16;
-/// Number of bytes counted for an entry besides its text and tokens: its slot in a table and two allocations.
+/// Memory counted for a cache entry besides its text and tokens, in bytes: a slot in a table and two allocations.
 const ENTRY: usize = 96;
-/// Bytes of the memory's size per recorded key of a requested text.
+/// Bytes of the cache's capacity for each slot that records the hash of a requested text.
 const BYTES_A_KEY: usize = 1024;
-/// Maximum number of recorded keys of requested texts.
+/// Maximum number of slots that record hashes of requested texts.
 const MOST_KEYS: usize = 1 << 18;
 
-/// Memory of the tokens of texts.
+/// Cache of the tokens of texts.
 #[derive(Debug)]
 pub(super) struct Segments {
     shards: Vec<Mutex<Shard>>,
-    /// Capacity of one generation of one shard of the memory, in bytes.
+    /// Capacity of one of the two generations of one shard of the cache, in bytes.
     most: usize,
-    /// Keys of requested texts, each in its slot until another key overwrites it.
+    /// Hashes of requested texts; each stays in its slot until another hash overwrites it.
     asked: Box<[AtomicU64]>,
-    /// Random seed: clients choose the texts, and could otherwise choose texts of equal hash.
+    /// Random seed of the hashes. Clients choose the texts, and with a known seed could choose texts of equal hash.
     seed: u64,
 }
 
-/// Hash by which a text is found.
+/// Hash by which a text is found in the cache.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Key(u64);
 
-/// Shard with two generations of entries: when the young one is full it becomes the old one, and entries of the old one
-/// that were not requested since are dropped.
+/// Shard of the cache with two generations of entries. When the young generation is full it becomes the old one, and
+/// entries of the former old generation that were not requested since are dropped.
 #[derive(Debug, Default)]
 struct Shard {
     young: HashMap<u64, Entry>,
@@ -59,25 +59,25 @@ impl Entry {
 }
 
 impl Segments {
-    /// Creates an empty memory of at most `bytes` bytes.
+    /// Creates an empty cache of at most `bytes` bytes.
     pub(super) fn new(bytes: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         let asked = (0..(bytes / BYTES_A_KEY).clamp(1, MOST_KEYS)).map(|_| AtomicU64::new(0)).collect();
         Self { shards, most: bytes / SHARDS / 2, asked, seed: RandomState::new().hash_one(0) }
     }
 
-    /// Computes the key of a text.
+    /// Computes the hash by which a text is found in the cache.
     pub(super) fn key(&self, text: &str) -> Key {
         Key(xxh3_64_with_seed(text.as_bytes(), self.seed))
     }
 
-    /// Records a request for a text. True if the text was requested before, as far as recorded.
+    /// Records a request for a text. Returns true if an earlier request for the text is still recorded.
     pub(super) fn is_asked_again(&self, Key(key): Key) -> bool {
         let place = &self.asked[(key >> 8) as usize % self.asked.len()];
         place.swap(key, Relaxed) == key
     }
 
-    /// Appends the tokens of a text to `ids`, if remembered. False if they are not.
+    /// Appends the cached tokens of a text to `ids`. Returns false if the text is not in the cache.
     pub(super) fn extend(&self, Key(key): Key, text: &str, ids: &mut Vec<u32>) -> bool {
         let mut shard = self.shard(key);
         if let Some(entry) = shard.young.get(&key).filter(|entry| *entry.text == *text) {
@@ -94,7 +94,7 @@ impl Segments {
         false
     }
 
-    /// Remembers the tokens of a text, unless they would take a large part of the capacity.
+    /// Stores the tokens of a text in the cache, unless they would occupy a large part of its capacity.
     pub(super) fn insert(&self, Key(key): Key, text: &str, ids: &[u32]) {
         if ENTRY + text.len() + size_of_val(ids) <= self.most / 2 {
             let entry = Entry { text: text.into(), ids: ids.into() };
@@ -107,7 +107,7 @@ impl Segments {
         self.shards[key as usize % SHARDS].lock()
     }
 
-    /// Number of bytes in use.
+    /// Memory used by the cache, in bytes.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         let of = |entries: &HashMap<u64, Entry>| entries.values().map(Entry::bytes).sum::<usize>();

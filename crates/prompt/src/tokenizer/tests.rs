@@ -1,4 +1,5 @@
-//! Tests that every way to the tokens of a text gives the same result as the common library on the whole text.
+//! Tests that every way of tokenizing a text gives the same tokens as the common library (`tokenizers`) for the whole
+//! text.
 //!
 //! The environment variable `KVATLAS_TOKENIZER` names another `tokenizer.json` on which to compare the libraries.
 
@@ -66,7 +67,7 @@ fn what_is_not_a_tokenizer() {
     assert!(error.contains("nothing/tokenizer.json"), "{error}");
 }
 
-/// Random texts like those of conversations, with misplaced marks.
+/// Random texts like those of conversations, with special tokens at wrong places.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         4 => "[a-zA-Z' ]{0,20}",
@@ -116,7 +117,8 @@ fn quick_is_exact_where_it_remembers() {
     });
 }
 
-/// The output has more tokens that begin cuts than the text has cuts, so that pieces are tokenized one by one.
+/// Checks a text for which the library returns more tokens that begin pieces than the text has pieces: the pieces are
+/// then tokenized one by one.
 #[test]
 fn it_is_exact_where_other_text_makes_such_tokens() {
     let mut both = TokenizerPair::open(&file("byte_level"), Library::Best);
@@ -142,7 +144,8 @@ fn remembered_is_exact_unigram() {
     random(&TokenizerPair::open(&file("unigram"), Library::Best));
 }
 
-/// Line feeds alone give no token, and unknown text gives one that begins cuts: as many are found as there are pieces.
+/// Checks a piece of line feeds, which gives no token, beside unknown text, which gives a token that begins pieces: the
+/// number of these tokens then equals the number of pieces by chance.
 #[test]
 fn a_piece_without_tokens_is_not_taken_for_the_next_one() {
     let both = TokenizerPair::open(&file("unigram"), Library::Best);

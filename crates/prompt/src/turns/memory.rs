@@ -1,15 +1,18 @@
-//! Memory of recent chats, bounded in bytes, indexed by the beginnings of their lists of messages.
+//! Cache of recent chats, bounded in bytes and indexed by hashes of the beginnings of their lists of messages.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Number of bytes counted for a chat besides its own data.
+/// Memory counted for a cached chat besides its own data, in bytes.
 const ENTRY: usize = 256;
-/// Number of bytes counted for each key of a chat.
+/// Memory counted for each key of a cached chat, in bytes.
 const KEY: usize = 48;
 
-/// Chats by number, and numbers by key. A key belongs to the last chat that had it; a chat without keys cannot be found
-/// and is dropped, so a turn replaces the turn before. The chat requested least recently is dropped first.
+/// Cache of recent chats: chats by number, and numbers by key, where a key is the hash of a beginning of a chat's
+/// messages.
+///
+/// A key leads to the last chat stored with it. A chat to which no key leads cannot be found and is dropped, so a
+/// chat's later request replaces the earlier one. The chat requested least recently is dropped first.
 #[derive(Debug)]
 pub(super) struct Memory<T> {
     numbers: HashMap<u64, u64>,
@@ -25,20 +28,21 @@ pub(super) struct Memory<T> {
 struct Chat<T> {
     value: Arc<T>,
     keys: Vec<u64>,
-    /// Number of keys that still lead to this chat.
+    /// Number of keys that still lead to the chat.
     own: usize,
     used: u64,
     bytes: usize,
 }
 
 impl<T> Memory<T> {
-    /// Creates an empty memory of at most `most` bytes.
+    /// Creates an empty cache of at most `most` bytes.
     pub(super) fn new(most: usize) -> Self {
         let (numbers, chats, order) = (HashMap::new(), HashMap::new(), BTreeMap::new());
         Self { numbers, chats, order, clock: 0, bytes: 0, most }
     }
 
-    /// Chat with the longest known beginning that these keys have; `None` if none is known.
+    /// Finds the chat that shares the longest beginning with a request. `keys`: hashes of the beginnings of the
+    /// request's messages. `None` if no chat shares any.
     pub(super) fn get(&mut self, keys: &[u64]) -> Option<Arc<T>> {
         let number = *keys.iter().rev().find_map(|key| self.numbers.get(key))?;
         self.clock += 1;
@@ -49,7 +53,8 @@ impl<T> Memory<T> {
         Some(chat.value.clone())
     }
 
-    /// Stores a chat. Returns the chats dropped to make room, for the caller to free outside the lock.
+    /// Stores a chat. Returns the chats dropped to stay within the memory limit, for the caller to free outside the
+    /// lock.
     pub(super) fn put(&mut self, keys: Vec<u64>, value: T, bytes: usize) -> Vec<Arc<T>> {
         let mut gone = Vec::new();
         let bytes = bytes + ENTRY + KEY * keys.len();

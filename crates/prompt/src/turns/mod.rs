@@ -1,11 +1,12 @@
-//! Growing chats: data of earlier turns is kept, and a next turn costs only its new messages.
+//! Growing chats: data of a chat's earlier requests (turns) is kept, so that the next request costs only its new
+//! messages.
 //!
-//! The body of a next turn begins with the messages of the turn before, byte for byte. [`Turns`] keeps of each chat the
-//! bytes of its messages, the messages in the form for templates, the text, and the tokens. For the next turn it
-//! compares the bytes, and only the rest is parsed. The template renders all messages, since it may depend on the last
-//! one or on their number; or only the first and the last ones if it writes each message independently
-//! (`template/local.rs`). The text is compared with the text before, and tokens are reused up to a place where both can
-//! be cut. The tokens are therefore the same as without any memory, whatever the template does.
+//! The body of the next request begins with the messages of the request before, byte for byte. [`Turns`] keeps of each
+//! chat the bytes of its messages, the messages as values for templates, the text, and the tokens. For the next request
+//! it compares the bytes, and only the rest is parsed. The chat template renders all messages, since its output may
+//! depend on the last message or on their number; or only the first and the last messages if the template writes each
+//! message independently (`template/local.rs`). The text is compared with the text before, and tokens are reused up to
+//! a place where both can be cut. The tokens are therefore the same as without kept data, for every template.
 
 mod memory;
 
@@ -26,15 +27,15 @@ use crate::rope::Rope;
 use crate::turn::{KnownMessages, NewTurn, Turn};
 use memory::Memory;
 
-/// Memory of recent chats, by which a next turn is tokenized quickly. May be shared by threads.
+/// Cache of recent chats, which makes tokenizing the next request of a chat fast. May be shared by threads.
 #[derive(Debug)]
 pub struct Turns {
     memory: Mutex<Memory<Turn>>,
-    /// Random seed: clients choose the bodies, and could otherwise choose bodies of equal hash.
+    /// Random seed of the hashes. Clients choose the bodies, and with a known seed could choose bodies of equal hash.
     seed: u64,
 }
 
-/// Record of what is known, from an earlier turn, of the beginning of a body.
+/// Part of a request's body that is known from an earlier request of the same chat, and the rest to parse.
 #[derive(Debug)]
 pub struct RecalledBody {
     /// Offset of the body's list of messages, in bytes.
@@ -54,7 +55,7 @@ struct EarlierTurn {
 }
 
 impl Turns {
-    /// Creates an empty memory of at most about `bytes` bytes.
+    /// Creates an empty cache of at most about `bytes` bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self { memory: Mutex::new(Memory::new(bytes)), seed: RandomState::new().hash_one(0) }
@@ -168,7 +169,8 @@ impl Turns {
 }
 
 impl Turn {
-    /// Number of leading items known of a list that shares its first `common` bytes with this turn's list.
+    /// Number of leading items of a list of messages that are known, given that the list shares its first `common`
+    /// bytes with the list of this earlier request.
     fn items(&self, common: usize) -> usize {
         let mut count = self.ends.partition_point(|(end, _)| *end <= common);
         let is_assistants = |(_, messages): &(usize, usize)| {
@@ -182,7 +184,7 @@ impl Turn {
         count
     }
 
-    /// Number of bytes in use.
+    /// Memory of the kept data, in bytes.
     fn bytes(&self) -> usize {
         let places = size_of::<(usize, usize)>() * self.ends.capacity() + size_of::<usize>() * self.begins.capacity();
         let others = self.around.bytes() + self.weight + places + size_of::<Value>() * self.messages.capacity();
@@ -198,7 +200,7 @@ impl RecalledBody {
         Self { list: 0, keys: Vec::new(), known: None, new_bytes: body.len() }
     }
 
-    /// Number of bytes of the body that were not seen before.
+    /// Size of the part of the body that no earlier request contained, in bytes.
     #[must_use]
     pub fn new_bytes(&self) -> usize {
         self.new_bytes
@@ -222,17 +224,18 @@ impl RecalledBody {
     }
 }
 
-/// Number of bytes between two hashes.
+/// Distance between the ends of two hashed beginnings of a list of messages, in bytes.
 const STEP: usize = 4096;
 
-/// Offset after the opening bracket of the list with this name (given in its quotes). `None` if no such list is found.
+/// Offset in a body after the opening bracket of a list. `name`: the list's key with its quotes. `None` if the body has
+/// no such list.
 fn list(body: &[u8], name: &str) -> Option<usize> {
     let at = memmem::find(body, name.as_bytes())? + name.len();
     let at = past(body, at, b':')?;
     past(body, at, b'[')
 }
 
-/// Offset after white space and the byte `wanted`; `None` if another byte follows.
+/// Offset after white space and the byte `wanted`; `None` if another byte follows the white space.
 fn past(body: &[u8], at: usize, wanted: u8) -> Option<usize> {
     let at = space(body, at);
     (body.get(at) == Some(&wanted)).then_some(at + 1)
@@ -244,7 +247,7 @@ fn space(body: &[u8], at: usize) -> usize {
     at + rest.iter().position(|byte| !matches!(byte, b' ' | b'\n' | b'\r' | b'\t')).unwrap_or(rest.len())
 }
 
-/// Hashes of the list's beginnings, [`STEP`] bytes apart.
+/// Hashes of the beginnings of a list of messages, at lengths [`STEP`] bytes apart.
 fn keys(list: &[u8], seed: u64) -> Vec<u64> {
     let mut before = seed;
     let next = |step: &[u8]| {
@@ -254,9 +257,9 @@ fn keys(list: &[u8], seed: u64) -> Vec<u64> {
     list.chunks_exact(STEP).map(next).collect()
 }
 
-/// Copy of the body without the first messages of the list, which begins at `list`; the removed messages end at `end`.
-/// Also returns the offset in the body at which the rest of the list begins. `None` if the list does not continue as it
-/// should.
+/// Copy of a request's body without the first messages. The list of messages begins at the offset `list`; the removed
+/// messages end at `end`. Also returns the offset in the body at which the rest of the list begins. `None` if no comma
+/// or closing bracket follows the removed messages.
 fn without(body: &[u8], list: usize, end: usize) -> Option<(Vec<u8>, usize)> {
     let at = space(body, end);
     let rest = match body.get(at)? {

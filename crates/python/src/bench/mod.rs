@@ -1,4 +1,5 @@
-//! The open-loop load test: plans, and running them against a rung of the ladder or any Python object.
+//! Open-loop load test of an index: plans of events and lookups, run at fixed times against one of the designs in
+//! `kvatlas.lab.designs` or any Python object.
 
 mod object;
 mod plan;
@@ -19,28 +20,30 @@ use crate::errors;
 use crate::files::failed;
 use crate::scalars::{describe, string};
 
-/// The time for which Ctrl-C may go unnoticed.
+/// Maximum time until a run notices Ctrl-C.
 const SIGNALS: Duration = Duration::from_millis(50);
 
-/// Runs a plan against an index in an open loop, and returns the result.
+/// Runs a plan of events and lookups against an index, each operation at its planned time (open loop), and returns
+/// the measurements.
 ///
-/// It releases the GIL, and Ctrl-C ends the run and its threads.
+/// The call releases the GIL; Ctrl-C ends the run and its threads.
 ///
 /// Args:
-///     plan: What happens, and when.
-///     index: The name of a rung of the ladder, or any object with the methods store(worker, parent, block_hashes,
-///         content_hashes), remove(worker, block_hashes), clear(worker) and find(content_hashes), which returns a dict
-///         of depths by worker. Workers are ints, hashes lists of ints, parent an int or None. One thread calls the
-///         first three, each query thread find. If it has a method holdings() that returns pairs of worker and block
-///         hash, these are compared too. Errors that it raises are counted and reported; the result is then not ok.
-///     options_json: Options as a JSON object; window_ns or rate is needed.
+///     plan: The operations and their times.
+///     index: The name of a design in kvatlas.lab.designs.RUNGS, or any object with the methods store(worker, parent,
+///         block_hashes, content_hashes), remove(worker, block_hashes), clear(worker) and find(content_hashes), which
+///         returns a dict of depths by worker. Workers are ints, hashes lists of ints, parent an int or None. One
+///         thread calls the first three, each query thread find. If the object has a method holdings() that returns
+///         pairs of worker and block hash, these are compared too. Errors raised by the object are counted and
+///         reported; the result is then not ok.
+///     options_json: Options as a JSON object; window_ns or rate is required.
 ///
 /// Returns:
 ///     The result as a JSON object. Its figures count only if its "ok" is true.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type, or the object lacks a method.
-///     InvalidArgumentError: An option is unknown or impossible, or no rung has that name.
+///     InvalidArgumentError: An option is unknown or impossible, or no design has that name.
 #[pyfunction]
 fn run_plan(
     py: Python<'_>,
@@ -70,21 +73,21 @@ fn run_plan(
     serde_json::to_string(&result).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-/// Builds a rung from a plan's events, then times the plan's lookups one by one, with no other load.
+/// Builds an index of a design from a plan's events, then times the plan's lookups one by one, without other load.
 ///
 /// Args:
 ///     plan: Events and lookups. Each lookup's worker must hold all blocks that are looked up.
-///     index: The name of a rung of the ladder.
+///     index: The name of a design in kvatlas.lab.designs.RUNGS.
 ///     options_json: As for run_plan(); options about time have no effect here.
-///     build_seconds: How long building may take. If it takes longer, nothing is looked up.
-///     lookup_seconds: How long looking up may take. If it takes longer, some lookups are left out.
+///     build_seconds: Time limit for building, in seconds; no lookups are made after a longer build.
+///     lookup_seconds: Time limit for the lookups, in seconds; the remaining lookups are left out.
 ///
 /// Returns:
 ///     A JSON object: built, build_ns, events, blocks, lookups, service (as in run_plan()'s), wrong, example, clock.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     InvalidArgumentError: An option is unknown or impossible, or no rung has that name.
+///     InvalidArgumentError: An option is unknown or impossible, or no design has that name.
 #[pyfunction]
 #[pyo3(signature = (plan, index, options_json, *, build_seconds, lookup_seconds))]
 fn probe(
@@ -112,7 +115,8 @@ fn probe(
     serde_json::to_string(&result).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-/// Does the work on a thread of its own while this one, detached, looks for signals.
+/// Runs a function on a new thread while the calling thread, detached from the interpreter, checks for signals such as
+/// Ctrl-C.
 fn supervised<T: Send + 'static>(
     py: Python<'_>,
     interrupt: &AtomicBool,
@@ -151,7 +155,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(run_plan, module)?)
 }
 
-/// A refusal as the exception of `kvatlas.errors`, or of Python's own if it is the system's.
+/// Converts an error of a load test to an exception: one of `kvatlas.errors`, or Python's own for an I/O error.
 fn raised(error: &Error) -> PyErr {
     match error {
         Error::Io { path, source } => failed(path, source),

@@ -1,5 +1,5 @@
-//! Any Python object under test. One thread applies events, taking the interpreter for each; a query thread takes it
-//! for each lookup. Lists of ints are made before the clock starts.
+//! Load test of any Python object as an index. One thread applies events and attaches to the interpreter for each
+//! event; a query thread attaches for each lookup. Lists of ints are made before the clock starts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyList};
 use crate::errors;
 use crate::scalars::{block_hash, describe};
 
-/// The bound methods of an object.
+/// Bound methods of the tested object, looked up once.
 pub(super) struct Methods {
     store: Py<PyAny>,
     remove: Py<PyAny>,
@@ -44,7 +44,7 @@ impl Methods {
     }
 }
 
-/// An event with everything that Python is given of it.
+/// An event with its arguments already converted to Python objects.
 pub(super) enum Message {
     Store { worker: WorkerId, parent: Option<u64>, names: Py<PyList>, contents: Py<PyList> },
     Remove { worker: WorkerId, names: Py<PyList> },
@@ -86,7 +86,7 @@ impl Inner {
     }
 }
 
-/// The object and its event thread.
+/// The tested Python object, and the thread that applies events to it.
 pub(super) struct Object {
     inner: Arc<Inner>,
     events: EventThread<Message>,

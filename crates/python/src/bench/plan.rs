@@ -1,4 +1,4 @@
-//! `Plan`: columns in, columns checked, a file, counts.
+//! `Plan`, a plan of a load test: made from columns, checked, saved and loaded.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,24 +13,25 @@ use crate::raw::{Offer, offer};
 use crate::scalars::{describe, int, string};
 use crate::stats::grouped;
 
-/// A plan of what happens to an index, and when: lookups, stores, removals and clears at given moments.
+/// A plan of a load test: the operations on an index (lookups, stores, removals, clears) and the time of each.
 ///
 /// Plans with equal columns are equal, and have equal files and digests. Columns are copied.
 ///
 /// Args:
-///     times: When each operation is due, in ns from the start, never decreasing: a uint64 array, shape (n,).
-///     kinds: 0 lookup, 1 store from the start of a prompt, 2 store after parents[i], 3 remove, 4 clear: uint8, (n,).
-///     workers: Whose operation it is, from 0 to worker_count - 1: uint32, (n,).
-///     starts: Where its blocks begin: in contents (lookup), in names and contents alike (stores), in removed (remove);
-///         0 for a clear: uint64, (n,).
-///     lengths: How many blocks; at least 1 for stores and removals, 0 for a clear: uint32, (n,).
+///     times: Due time of each operation, in ns from the start, never decreasing: a uint64 array, shape (n,).
+///     kinds: Kind of each operation: 0 lookup, 1 store from the start of a prompt, 2 store after parents[i], 3 remove,
+///         4 clear: uint8, (n,).
+///     workers: Worker of each operation, from 0 to worker_count - 1: uint32, (n,).
+///     starts: Index of each operation's first block: in contents (lookup), in names and contents alike (stores), in
+///         removed (remove); 0 for a clear: uint64, (n,).
+///     lengths: Number of blocks of each operation; at least 1 for stores and removals, 0 for a clear: uint32, (n,).
 ///     parents: The block hash that a store continues; 0 unless the kind is 2: uint64, (n,).
 ///     contents: Content hashes: uint64, (m,).
 ///     names: Block hashes: uint64, (m,).
-///     removed: Block hashes that are evicted: uint64, (k,).
+///     removed: Block hashes of the evicted blocks: uint64, (k,).
 ///     worker_count: Number of workers.
 ///     block_size: Tokens in a block, at least 1.
-///     meta: A JSON object that describes what the plan was made from.
+///     meta: A JSON object that describes the plan's source.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
@@ -84,10 +85,10 @@ impl Plan {
     /// Writes the plan to a file, atomically: the file appears only when it is complete.
     ///
     /// Args:
-    ///     path: The file, replaced if there is one.
+    ///     path: Path of the file; an existing file is replaced.
     ///
     /// Raises:
-    ///     OSError: It cannot be written.
+    ///     OSError: The file cannot be written.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         py.detach(|| self.core.save(&path)).map_err(|error| raised(&error))
     }
@@ -95,27 +96,28 @@ impl Plan {
     /// Reads a plan from a file and checks it.
     ///
     /// Args:
-    ///     path: A file that save() wrote.
+    ///     path: Path of a file that save() wrote.
     ///
     /// Returns:
     ///     The plan.
     ///
     /// Raises:
-    ///     OSError: It cannot be read.
-    ///     InvalidArgumentError: Not a plan, of another version, truncated or altered.
+    ///     OSError: The file cannot be read.
+    ///     InvalidArgumentError: The file is not a plan, has another version, or is truncated or altered.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let core = py.detach(|| Core::load(&path)).map_err(|error| raised(&error))?;
         Ok(Self { core: Arc::new(core) })
     }
 
-    /// str: The plan's digest, 32 hexadecimal digits, the same for two plans only if all their columns are equal.
+    /// str: Digest of the plan, 32 hexadecimal digits. Two plans have the same digest only if all their columns are
+    /// equal.
     #[getter]
     fn digest(&self, py: Python<'_>) -> String {
         py.detach(|| self.core.digest())
     }
 
-    /// str: A JSON object that says from what the plan was made.
+    /// str: JSON object that describes the plan's source.
     #[getter]
     fn meta(&self) -> &str {
         &self.core.columns().meta
@@ -165,7 +167,7 @@ fn number(value: &Bound<'_, PyAny>, what: &str) -> PyResult<u32> {
     value.extract().map_err(wrong)
 }
 
-/// One function for each kind of column: copies an array of just that type.
+/// Defines functions that copy a NumPy array of one exact element type.
 macro_rules! columns {
     ($($name:ident: $offer:ident -> $item:ty, $dtype:literal;)*) => {$(
         fn $name(value: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<$item>> {

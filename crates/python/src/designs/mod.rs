@@ -1,4 +1,5 @@
-//! The rungs of the ladder, as Python sees them: workers have names, changes go through the rung's own feed.
+//! Designs of the index for comparison (`kvatlas.lab.designs`), as Python classes. Workers have names, and changes pass
+//! through the design's own queue.
 
 mod positional;
 mod rung;
@@ -22,13 +23,15 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(rungs, module)?)
 }
 
-/// A row of the registry: name, description, deviations, deviations if strict.
+/// Description of a design: name, summary, known errors, and errors that remain with `strict` (`None` if the design has
+/// no strict form).
 type Row = (&'static str, &'static str, Vec<&'static str>, Option<Vec<&'static str>>);
 
-/// The registry of the rungs in Rust, lowest first.
+/// The index designs implemented in Rust, the simplest first.
 ///
 /// Returns:
-///     list of (name, description, known errors, errors left if strict or None if it cannot be strict).
+///     list of (name, description, known errors, errors that remain with strict or None if the design has no strict
+///         form).
 #[pyfunction]
 fn rungs() -> Vec<Row> {
     let names = |deviations: &[kvatlas_designs::Deviation]| deviations.iter().map(|one| one.name()).collect();
@@ -36,19 +39,19 @@ fn rungs() -> Vec<Row> {
 }
 
 argument! {
-    /// True if a rung's deviations are mended.
+    /// Argument `strict`: true to correct a design's known errors where possible.
     Strict(bool) = |value| flag(value, "strict");
-    /// The number of threads that apply a rung's events.
+    /// Argument `event_threads`: number of threads that apply a design's events.
     EventThreads(usize) = |value| size(value, "event_threads");
-    /// The number of blocks that a positional rung jumps.
+    /// Argument `jump_size`: number of blocks by which the search of a positional design advances.
     JumpSize(usize) = |value| size(value, "jump_size");
-    /// The number of actors of a sharded rung.
+    /// Argument `shards`: number of parts of a sharded design, each with its own thread.
     Shards(usize) = |value| size(value, "shards");
-    /// The number of workers in a group.
+    /// Argument `group_size`: number of workers per group.
     GroupSize(usize) = |value| size(value, "group_size");
 }
 
-/// A number of things, at least 1.
+/// Converts an argument to an integer of at least 1. `what`: the argument's name for errors.
 fn size(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
     let value = int(value, || what.to_owned())?;
     if value.lt(1)? {
@@ -57,7 +60,8 @@ fn size(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
     Ok(value.extract().unwrap_or(usize::MAX))
 }
 
-/// The workers that were ever named, each with a number for good: a change that is still queued must find its worker.
+/// Numbers of all workers ever named. A number is never reused, since a change that is still queued must find its
+/// worker.
 #[derive(Debug, Default)]
 struct Names(RwLock<Table>);
 
@@ -68,7 +72,7 @@ struct Table {
 }
 
 impl Names {
-    /// The number of a name, a new one if need be.
+    /// Returns the number of a worker's name; a new name gets the next number.
     fn number(&self, name: &str) -> WorkerId {
         if let Some(number) = self.known(name) {
             return number;
@@ -84,19 +88,19 @@ impl Names {
         number
     }
 
-    /// The number of a name, if it was ever given one.
+    /// Returns the number of a worker's name; `None` for an unknown name.
     fn known(&self, name: &str) -> Option<WorkerId> {
         self.0.read().numbers.get(name).copied()
     }
 
-    /// Each item with the name instead of the number.
+    /// Replaces the worker's number of each item by the worker's name.
     fn resolve<T>(&self, items: impl IntoIterator<Item = (WorkerId, T)>) -> Vec<(Arc<str>, T)> {
         let table = self.0.read();
         items.into_iter().map(|(number, item)| (table.names[number as usize].clone(), item)).collect()
     }
 }
 
-/// The dict of a design's `stats`.
+/// Dict of a design's statistics, for its method `stats`.
 fn design<'py>(py: Python<'py>, stats: &LadderStats) -> PyResult<Bound<'py, PyDict>> {
     dict(
         py,

@@ -1,4 +1,4 @@
-//! `PositionalIndexer` under the names of its operations that both vendors' crates use.
+//! `PositionalIndexer`, a positional index whose operations have the names that SMG's and Dynamo's crates give them.
 
 use kvatlas_designs::positional::{InvalidOption, Layout, Options, PositionalIndexer as Core, Search, StoredBlock};
 use kvatlas_designs::{ConcurrentDesign, Refusal};
@@ -13,19 +13,20 @@ use crate::stats::truth;
 
 /// The positional index: a map from (position, content hash) to holders, searched in jumps.
 ///
-/// Rung 6 of the ladder by itself, without a queue: when a call returns, its change is applied; a refused change
-/// raises an error. Any number of threads may call at once. kvatlas.lab.designs.RUNGS["positional"] describes what it
-/// gets wrong without strict, and what it gets wrong even with it.
+/// The design "positional" of kvatlas.lab.designs by itself, without a queue: when a call returns, its change is
+/// applied; a refused change raises an error. Any number of threads may call at once.
+/// kvatlas.lab.designs.RUNGS["positional"] describes the wrong results without strict, and those that remain with
+/// strict.
 ///
 /// Args:
-///     jump_size: Blocks that the search jumps over, at least 1.
-///     search: What to do when a jump fails: "jump" checks each position in it, "bisect" halves it.
+///     jump_size: Number of blocks by which the search advances, at least 1.
+///     search: Action when a jump fails: "jump" checks each position within the jump, "bisect" halves the jump.
 ///     layout: "map" (by position and content hash) or "arrays" (by position, of maps by content hash).
-///     strict: Always compare prefix hashes, and check for holes.
+///     strict: True to always compare prefix hashes and check for holes.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     InvalidArgumentError: jump_size is less than 1, or an unknown search or layout.
+///     InvalidArgumentError: jump_size is less than 1, or search or layout is unknown.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct PositionalIndexer {
     core: Core,
@@ -73,8 +74,8 @@ impl PositionalIndexer {
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: A content hash out of range.
-    ///     UnknownParentError: The worker does not hold the parent. Nothing has changed.
+    ///     InvalidArgumentError: A content hash is out of range.
+    ///     UnknownParentError: The worker does not hold the parent. Nothing was changed.
     #[pyo3(signature = (worker, blocks, parent=None))]
     fn apply_stored(
         &self,
@@ -153,7 +154,7 @@ impl PositionalIndexer {
     ///         (read in place) or a list of ints.
     ///
     /// Returns:
-    ///     dict of worker to depth in blocks, of the workers that hold the first block.
+    ///     dict of worker to depth in blocks; only workers that hold the first block.
     ///
     /// Raises:
     ///     InvalidTypeError: Not a uint64 array or a list of ints.
@@ -172,8 +173,8 @@ impl PositionalIndexer {
     /// Statistics of the contents and of the changes so far.
     ///
     /// Returns:
-    ///     dict of str to int: "workers" known, "blocks" held by them all, "entries" by position and content hash,
-    ///     stores "refused", "unknown_removals", and "messages", which is 0.
+    ///     dict of str to int: "workers" (known workers), "blocks" (held by all workers), "entries" (pairs of position
+    ///     and content hash), "refused" (stores), "unknown_removals" (blocks), and "messages", always 0.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         design(py, &py.detach(|| self.core.stats()))
     }

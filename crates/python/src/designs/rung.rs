@@ -1,4 +1,4 @@
-//! Any rung of the ladder, with the methods of `BlockIndex`, and its answer.
+//! `Rung`, a running index design with the methods of `BlockIndex`, and the answer of its lookups.
 
 use std::sync::Arc;
 
@@ -15,29 +15,29 @@ use crate::sequences::names;
 use crate::stats::{grouped, truth};
 use crate::worker_depths::WorkerDepths;
 
-/// A running design of the ladder, with the methods of BlockIndex.
+/// A running index of one of the designs in kvatlas.lab.designs, with the methods of BlockIndex.
 ///
-/// Changes go through the rung's own queue and threads, as they would in a router: store(), remove(), clear() and
-/// drop() return at once, and find() answers according to what has been applied by then. flush() waits for all
-/// earlier changes. Changes of one worker that one thread makes are applied in their order.
+/// Changes go through the design's own queue and threads, as they would in a router: store(), remove(), clear() and
+/// drop() return at once, and find() answers from the changes applied so far. flush() waits for all earlier changes.
+/// Changes of one worker made by one thread are applied in their order.
 ///
-/// An invalid argument raises an error at once, and changes nothing. What the design itself refuses later, such as
-/// a store with an unknown parent in a design that cannot keep it, is counted in stats()["refused"].
+/// An invalid argument raises an error at once, and changes nothing. Changes that the design refuses later, such as a
+/// store with an unknown parent in a design that cannot keep it, are counted in stats()["refused"].
 ///
-/// Created by kvatlas.lab.designs.open_rung, which lists the rungs and explains each option.
+/// Created by kvatlas.lab.designs.open_rung, which lists the designs and explains each option.
 ///
 /// Args:
-///     name: The name of the rung. With "-strict" appended, it is strict.
-///     strict: Whether known errors are corrected where possible.
-///     event_threads: Threads that apply events, for rungs with a pool; 1 to 1,024.
-///     jump_size: How far the positional rungs jump, in blocks; at least 1.
-///     shards: Actors of "radix-sharded"; 1 to 1,024.
-///     group_size: Workers in a group of "grouped", at least 1.
-///     block_size: Tokens in a block, for tokens=, at least 1.
+///     name: The name of the design. With "-strict" appended, strict is true.
+///     strict: True to correct the design's known errors where possible.
+///     event_threads: Number of threads that apply events, for designs with a pool of threads; 1 to 1,024.
+///     jump_size: Number of blocks by which the search of positional designs advances; at least 1.
+///     shards: Number of shards of "radix-sharded", each with its own thread; 1 to 1,024.
+///     group_size: Number of workers per group of "grouped", at least 1.
+///     block_size: Number of tokens in a block, for prompts given as tokens, at least 1.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     InvalidArgumentError: An unknown rung, a number out of range, or a rung that cannot be strict.
+///     InvalidArgumentError: The design is unknown or has no strict form, or a number is out of range.
 ///     DesignError: Threads could not be started.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Rung {
@@ -82,13 +82,13 @@ impl Rung {
         Ok(Self { name: name.to_owned(), strict, block_size: block_size.0, feed, workers: Names::default() })
     }
 
-    /// str: The rung's name.
+    /// str: The name of the design.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// bool: True if its known errors are corrected where possible.
+    /// bool: True if the design's known errors are corrected where possible.
     #[getter]
     fn strict(&self) -> bool {
         self.strict
@@ -100,7 +100,7 @@ impl Rung {
         self.block_size
     }
 
-    /// int: The number of changes applied so far, refused ones included.
+    /// int: The number of changes applied so far, including those that the design refused.
     #[getter]
     fn applied(&self) -> u64 {
         self.feed.applied()
@@ -115,7 +115,7 @@ impl Rung {
     ///     block_hashes: The engine's names of the blocks, shape (n,): a list of ints of any width and sign or of
     ///         bytes, or an integer array.
     ///     content_hashes: Content hashes of the blocks, shape (n,): a uint64 array or a list of ints.
-    ///     tokens: Token ids of the blocks, shape (n * block_size,), as content_hashes() takes them.
+    ///     tokens: Token ids of the blocks, shape (n * block_size,), as accepted by content_hashes().
     ///     parent: The engine's name of the block before the first; None at the beginning of a prompt.
     ///     lora: Name of the LoRA adapter, with tokens only.
     ///     salt: Cache salt, with tokens only.
@@ -159,7 +159,7 @@ impl Rung {
     ///
     /// Args:
     ///     worker: The worker's name.
-    ///     block_hashes: The engine's names of the blocks, in any order, shape (n,), as store() takes them.
+    ///     block_hashes: The engine's names of the blocks, in any order, shape (n,), as accepted by store().
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
@@ -202,7 +202,7 @@ impl Rung {
     /// Waits until all earlier changes have been applied.
     ///
     /// Raises:
-    ///     DesignError: A change broke the design.
+    ///     DesignError: An earlier change has made the design unusable.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.feed.flush());
         self.sound()
@@ -213,7 +213,7 @@ impl Rung {
     /// The prompt is given by exactly one of tokens and content_hashes.
     ///
     /// Args:
-    ///     tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them. A trailing partial block is
+    ///     tokens: Token ids of the prompt, shape (n,), as accepted by content_hashes(). A trailing partial block is
     ///         left out.
     ///     content_hashes: Content hashes of the prompt's blocks, first block first, shape (n,): a uint64 array
     ///         (read in place) or a list of ints.
@@ -227,7 +227,7 @@ impl Rung {
     ///     InvalidTypeError: An argument is of the wrong type.
     ///     InvalidArgumentError: Both or neither of tokens and content_hashes, lora or salt with content_hashes, a
     ///         number out of range, or an array of more than one dimension.
-    ///     DesignError: A change broke the design.
+    ///     DesignError: An earlier change has made the design unusable.
     #[pyo3(signature = (prompt=None, /, *, tokens=None, content_hashes=None, lora=None, salt=None))]
     #[pyo3(text_signature = "($self, *, tokens=None, content_hashes=None, lora=None, salt=None)")]
     fn find(
@@ -252,28 +252,28 @@ impl Rung {
         Ok(RungMatch::new(scores, prompt.blocks(self.block_size)))
     }
 
-    /// Statistics of the contents and of the changes so far. Flushes.
+    /// Statistics of the contents and of the changes so far. Waits for all earlier changes.
     ///
     /// Returns:
-    ///     dict of str to int: known "workers", "blocks" held by all of them, "entries" of the design's own kind (keys,
-    ///     nodes, positions, runs), stores "refused", "unknown_removals", and "messages" between the parts of a
-    ///     design that has several.
+    ///     dict of str to int: "workers" (known workers), "blocks" (held by all workers), "entries" (of the design's
+    ///     own kind: keys, nodes, positions or runs), "refused" (stores), "unknown_removals" (blocks), and "messages"
+    ///     (between the parts of a design with several).
     ///
     /// Raises:
-    ///     DesignError: A change broke the design.
+    ///     DesignError: An earlier change has made the design unusable.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.feed.stats());
         self.sound()?;
         design(py, &stats)
     }
 
-    /// The workers that hold anything. Flushes.
+    /// The workers that hold any blocks. Waits for all earlier changes.
     ///
     /// Returns:
-    ///     dict of worker to blocks held.
+    ///     dict of worker to number of blocks held.
     ///
     /// Raises:
-    ///     DesignError: A change broke the design.
+    ///     DesignError: An earlier change has made the design unusable.
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let holdings = py.detach(|| self.feed.holdings());
         self.sound()?;
@@ -310,8 +310,8 @@ fn refused(error: &OpenError) -> PyErr {
 
 /// The depth to which each worker holds a query, according to the events applied at the time of the lookup.
 ///
-/// Returned by Rung.find; later changes do not change it. It leaves out workers that hold none of the query's blocks.
-/// It is a kvatlas.types.PrefixMatch.
+/// Returned by Rung.find; later changes do not alter the answer. Workers that hold none of the query's blocks are left
+/// out. The class implements kvatlas.types.PrefixMatch.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct RungMatch {
     ranked: WorkerDepths,
@@ -360,10 +360,10 @@ impl RungMatch {
         self.ranked.scores(py)
     }
 
-    /// The deepest workers.
+    /// The workers with the greatest depths.
     ///
     /// Args:
-    ///     top_k: How many, at least 0.
+    ///     top_k: Maximum number of workers returned, at least 0.
     ///     among: Consider only these workers, an iterable of str; None for all. Names not in the match are ignored.
     ///
     /// Returns:

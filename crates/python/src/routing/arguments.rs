@@ -1,4 +1,4 @@
-//! The arguments of `Router`.
+//! Arguments of the methods of `Router`, checked and converted.
 
 use kvatlas_index::View;
 use kvatlas_routing::{self as core, Config, Depth, Depths, Options};
@@ -13,42 +13,42 @@ use crate::index_match::Match;
 use crate::scalars::{argument, describe, flag, number, rank, string, within};
 
 argument! {
-    /// The seed of all random choices.
+    /// Argument `seed`: seed of all random choices.
     Seed(u64) = |value| within(value, "seed", 0..=u64::MAX);
-    /// The length of a prompt.
+    /// Argument `prompt_tokens`: length of a prompt, in tokens.
     PromptTokens(u32) = |value| within(value, "prompt_tokens", 0..=u32::MAX);
-    /// The number of tokens that a request may generate.
+    /// Argument `max_tokens`: maximum number of tokens that a request may generate.
     MaxTokens(u32) = |value| within(value, "max_tokens", 0..=u32::MAX);
-    /// The rank of a request among those that wait.
+    /// Argument `priority`: waiting requests of higher priority are placed first.
     Priority(i32) = |value| within(value, "priority", i32::MIN..=i32::MAX);
-    /// The number of answers that a request asks for.
+    /// Argument `answers`: number of answers that a request asks for.
     Answers(u32) = |value| within(value, "answers", 1..=u32::MAX);
-    /// The seconds that a request has waited.
+    /// Argument `waited`: time that a request has waited, in seconds.
     Waited(f64) = |value| amount(value, "waited");
-    /// True if the policy's terms are kept.
+    /// Argument `explain`: true to keep the values that the policy compares.
     Explain(bool) = |value| flag(value, "explain");
-    /// True if a worker is trusted.
+    /// Argument `trusted`: true if the index's data about a worker can be trusted.
     Trusted(bool) = |value| flag(value, "trusted");
-    /// The number of tokens that came.
+    /// Argument `tokens`: number of tokens generated since the last report.
     NewTokens(u32) = |value| within(value, "tokens", 0..=u32::MAX);
-    /// The number of tokens that were generated.
+    /// Argument `output_tokens`: number of tokens that an engine generated.
     OutputTokens(u32) = |value| within(value, "output_tokens", 0..=u32::MAX);
-    /// The number of leading blocks.
+    /// Argument `depth`: number of leading blocks of a prompt.
     BlockDepth(u32) = |value| within(value, "depth", 0..=u32::MAX);
-    /// A worker's share of the work.
+    /// Argument `seconds`: duration in seconds, finite and above 0.
     Seconds(f64) = |value| number(value, "seconds", "a finite number above 0", |seconds| seconds > 0.0);
     Weight(f64) = |value| number(value, "weight", "a finite number above 0", |weight| weight > 0.0);
-    /// A time.
+    /// Argument `now`: a time in seconds.
     Now(f64) = |value| number(value, "now", "a finite number of seconds", |_| true);
-    /// The number of requests in an engine's queue.
+    /// Argument `waiting`: number of requests in an engine's queue.
     WaitingRequests(f64) = |value| amount(value, "waiting");
-    /// The number of requests that an engine runs.
+    /// Argument `running`: number of requests that an engine is processing.
     RunningRequests(f64) = |value| amount(value, "running");
-    /// The share of a cache in use.
+    /// Argument `kv_usage`: share of an engine's KV cache in use, 0 to 1.
     KvUsage(f64) = |value| number(value, "kv_usage", "a share from 0 to 1", |share| (0.0..=1.0).contains(&share));
-    /// The number of blocks that a cache has room for.
+    /// Argument `capacity_blocks`: number of blocks that fit in an engine's cache.
     CapacityBlocks(f64) = |value| amount(value, "capacity_blocks");
-    /// The number of blocks that a cache holds.
+    /// Argument `held_blocks`: number of blocks in an engine's cache.
     HeldBlocks(f64) = |value| amount(value, "held_blocks");
 }
 
@@ -56,7 +56,7 @@ fn amount(value: &Bound<'_, PyAny>, what: &str) -> PyResult<f64> {
     number(value, what, "a finite number of at least 0", |amount| amount >= 0.0)
 }
 
-/// The number of tokens that an engine found in its cache, at most `most`.
+/// Converts the number of tokens that an engine found in its cache. `most`: the maximum, the length of the prompt.
 pub(super) fn cached_tokens(value: &Bound<'_, PyAny>, most: u32) -> PyResult<u32> {
     let tokens = within(value, "cached_tokens", 0..=u32::MAX)?;
     if tokens > most {
@@ -66,7 +66,8 @@ pub(super) fn cached_tokens(value: &Bound<'_, PyAny>, most: u32) -> PyResult<u32
     Ok(tokens)
 }
 
-/// The names in an argument that has workers: each a name, or a name and a rank.
+/// Converts an iterable of workers, each given as a name or as a pair of name and rank. `what`: the argument's name for
+/// errors.
 pub(super) fn workers(value: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<(String, Option<u32>)>> {
     if value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>() {
         let message =
@@ -79,7 +80,7 @@ pub(super) fn workers(value: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<(Str
     items.map(|item| worker(&item?, what)).collect()
 }
 
-/// A worker's name, or its name and a rank.
+/// Converts a worker given as a name or as a pair of name and rank. `what`: the argument's name for errors.
 fn worker(value: &Bound<'_, PyAny>, what: &str) -> PyResult<(String, Option<u32>)> {
     if value.is_instance_of::<PyString>() {
         return Ok((string(value, what)?.to_owned(), None));
@@ -93,7 +94,7 @@ fn worker(value: &Bound<'_, PyAny>, what: &str) -> PyResult<(String, Option<u32>
     Ok((string(&pair.get_item(0)?, what)?.to_owned(), Some(rank(&pair.get_item(1)?)?)))
 }
 
-/// Fills in the depths that a lookup returned for a prompt of `blocks` blocks of `block_size` tokens.
+/// Stores the depths of each worker that a lookup returned, for a prompt of `blocks` blocks of `block_size` tokens.
 pub(super) fn fill(
     router: &core::Router,
     found: &Bound<'_, PyAny>,
@@ -119,8 +120,9 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Fills in what workers can load of the prompt whose depths were filled in before: answers of `BlockIndex.loading.find`,
-/// or a mapping of worker to a tuple of three depths. `number`: finds the number of a worker and rank.
+/// Stores the loadable part of a prompt for each worker, after the depths were stored. `found`: answers of
+/// `BlockIndex.loading.find`, or a mapping of worker to a tuple of three depths. `number`: finds the number of a worker
+/// and rank.
 pub(super) fn fill_loadable(
     number: impl Fn(&str, u32) -> Option<u32>,
     found: &Bound<'_, PyAny>,
@@ -172,7 +174,8 @@ pub(super) fn fill_loadable(
     Ok(())
 }
 
-/// Worker, rank and depth of each row of a lookup's result: something with `scores()`, or a mapping.
+/// Worker, rank and depth (in blocks) of each row of a lookup's result, given as an object with `scores()` or a
+/// mapping.
 pub(super) fn found_pairs(found: &Bound<'_, PyAny>, blocks: u32, block_size: u32) -> PyResult<Vec<(String, u32, u32)>> {
     let py = found.py();
     let scores = match found.getattr_opt(intern!(py, "scores"))? {
@@ -235,7 +238,7 @@ pub(super) fn unknown(name: &str, rank: u32) -> PyErr {
     errors::argument("unknown_worker", &format!("the router has no worker {name:?} with rank {rank}"))
 }
 
-/// A dict of options or settings as JSON.
+/// Converts a dict of options or settings to JSON.
 pub(super) fn json(py: Python<'_>, options: Option<&Bound<'_, PyAny>>, what: &str) -> PyResult<String> {
     let Some(options) = options else { return Ok(String::new()) };
     if !options.is_instance_of::<PyDict>() {

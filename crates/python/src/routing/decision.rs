@@ -1,5 +1,5 @@
-//! `Decision`: the worker that a request goes to, and the reports of its progress; and the decision core, as a `Router` and
-//! its decisions share it.
+//! `Decision`, the worker chosen for a request, with methods to report the request's progress; and the Rust router that
+//! a `Router` and its decisions share.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use super::arguments::{self, NewTokens, Now, OutputTokens, policy_error, unknown
 use super::{Failure, Names};
 use crate::scalars::number;
 
-/// The decision on where a request goes. Returned by Router.choose, which counts the request at that worker from
+/// The decision where a request goes. Returned by Router.choose, which counts the request at the chosen worker from
 /// then on.
 ///
-/// Report what becomes of the request with the methods below. A request that waits in the router (waits is True) has
-/// no worker yet; a later Router.bind gives it one.
+/// Report the progress of the request with the methods below. A request that waits in the router (waits is True) has no
+/// worker yet; a later Router.bind assigns one.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Decision {
     router: Arc<SharedRouter>,
     id: RequestId,
     state: Mutex<State>,
     terms: Option<NamedExplanation>,
-    /// The greatest number of tokens of the prompt, which may be given by its full blocks only.
+    /// Maximum number of tokens of the prompt, whose exact length is unknown if only its full blocks were given.
     prompt_tokens: u32,
 }
 
@@ -94,19 +94,19 @@ impl Decision {
         self.id.0
     }
 
-    /// str or None: The worker that takes the request; None if it waits or was refused.
+    /// str or None: The worker chosen for the request; None if it waits or was refused.
     #[getter]
     fn worker(&self) -> Option<String> {
         self.placed(|decision| decision.name.to_string())
     }
 
-    /// int: The worker's data-parallel rank; 0 without one.
+    /// int: The worker's data-parallel rank; 0 without a worker.
     #[getter]
     fn rank(&self) -> u32 {
         self.placed(|decision| decision.rank).unwrap_or(0)
     }
 
-    /// int: The number of prompt tokens that are expected in the worker's cache when the request gets there.
+    /// int: The number of prompt tokens expected in the worker's cache when the request arrives.
     #[getter]
     fn cached_tokens(&self) -> u32 {
         self.placed(|decision| decision.cached_tokens).unwrap_or(0)
@@ -118,40 +118,39 @@ impl Decision {
         self.placed(|decision| decision.uncached_tokens).unwrap_or(0)
     }
 
-    /// int: The part of cached_tokens that the index does not show yet, because it was just sent there.
+    /// int: The part of cached_tokens that the index does not show yet, from prompts just sent to the worker.
     #[getter]
     fn predicted_tokens(&self) -> u32 {
         self.placed(|decision| decision.predicted_tokens).unwrap_or(0)
     }
 
-    /// str or None: The worker's action on the part of the prompt that it does not hold on its device: "compute" it,
-    /// "load" a part from tiers of its own, or "pull" a part from another worker. None if there is nothing to load or
-    /// pull.
+    /// str or None: The worker's action for the part of the prompt that is not on its device: "compute" it, "load" a
+    /// part from its own other tiers, or "pull" a part from another worker. None if there is nothing to load or pull.
     #[getter]
     fn action(&self) -> Option<&'static str> {
         self.transfer(|transfer| transfer.action.as_str())
     }
 
-    /// (str, int) or None: The worker and rank that a part of the prompt is to be pulled from.
+    /// (str, int) or None: The worker and rank from which a part of the prompt is to be pulled.
     #[getter]
     fn pull_source(&self) -> Option<(String, u32)> {
         self.transfer(|transfer| transfer.pull.as_ref().map(|pull| (pull.name.to_string(), pull.rank))).flatten()
     }
 
-    /// int: The number of prompt tokens that are expected from pull_source.
+    /// int: The number of prompt tokens expected from pull_source.
     #[getter]
     fn pull_tokens(&self) -> u32 {
         self.transfer(|transfer| transfer.pull.as_ref().map_or(0, |pull| pull.tokens)).unwrap_or(0)
     }
 
-    /// int: The number of prompt tokens that the worker is expected to load from tiers of its own.
+    /// int: The number of prompt tokens that the worker is expected to load from its own other tiers.
     #[getter]
     fn load_tokens(&self) -> u32 {
         self.transfer(|transfer| transfer.load_tokens).unwrap_or(0)
     }
 
-    /// int or None: The largest number of prompt tokens that the worker may load after those on its device, as
-    /// loading more would take longer than computing it; None if it may load all.
+    /// int or None: The largest number of prompt tokens that the worker may load after those on its device, since
+    /// loading more would take longer than computing them; None if it may load all.
     #[getter]
     fn max_load_tokens(&self) -> Option<u32> {
         self.transfer(|transfer| transfer.max_load_tokens).flatten()
@@ -178,8 +177,8 @@ impl Decision {
         }
     }
 
-    /// str: The reason for the worker: "policy", "session", "only", "no_index", "no_tokens", "no_trust",
-    /// "idle" or "policy_failed"; "waits" if it waits; or the reason in refused.
+    /// str: The reason for the choice of worker: "policy", "session", "only", "no_index", "no_tokens", "no_trust",
+    /// "idle" or "policy_failed"; "waits" if the request waits; or the reason in refused.
     #[getter]
     fn why(&self) -> &'static str {
         match &*self.state() {
@@ -192,7 +191,7 @@ impl Decision {
     /// The values that the policy compared, if Router.choose was called with explain=True.
     ///
     /// Returns:
-    ///     dict of (worker, rank) to dict of term to value, including "cached_tokens"; None without explain=True.
+    ///     dict of (worker, rank) to a dict of value by name, including "cached_tokens"; None without explain=True.
     fn terms<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let Some(NamedExplanation { workers, why }) = &self.terms else { return Ok(None) };
         let rows = PyDict::new(py);
@@ -210,13 +209,14 @@ impl Decision {
         Ok(Some(rows))
     }
 
-    /// Sets the workers that may take a request that waits, as the fleet has changed. It keeps its turn.
+    /// Sets the workers that may get a waiting request, after the fleet has changed. The request keeps its place in
+    /// the queue.
     ///
     /// Args:
-    ///     allowed: Names of the workers that may take it, or pairs (name, rank); None for all.
+    ///     allowed: Names of the workers that may get the request, or pairs (name, rank); None for all.
     ///
     /// Returns:
-    ///     bool: False if it does not wait.
+    ///     bool: False if the request is not waiting.
     ///
     /// Raises:
     ///     InvalidTypeError: The argument is of the wrong type.
@@ -225,7 +225,7 @@ impl Decision {
         Ok(self.router.inner(py).router.allow(self.id, allowed.as_deref()))
     }
 
-    /// Reports that the first token has come, so the prompt is computed.
+    /// Reports that the request's first token was generated, so that its prompt is computed.
     ///
     /// Args:
     ///     now: The time in seconds; None for the router's clock.
@@ -234,17 +234,17 @@ impl Decision {
         self.router.with(py, now, |router, now| router.first_token(self.id, now))
     }
 
-    /// Reports more tokens after the first, of all answers together.
+    /// Reports that more tokens were generated after the first, counted over all answers.
     ///
     /// Args:
-    ///     tokens: How many tokens came since the last call.
+    ///     tokens: Number of tokens since the last call.
     ///     now: The time in seconds; None for the router's clock.
     #[pyo3(signature = (tokens, now=None))]
     fn progress(&self, py: Python<'_>, tokens: NewTokens, now: Option<Now>) -> PyResult<()> {
         self.router.with(py, now, |router, now| router.progress(self.id, tokens.0, now))
     }
 
-    /// Reports that the request has finished. Ending it again does nothing.
+    /// Reports that the request has finished. Further calls do nothing.
     ///
     /// Args:
     ///     cached_tokens: Prompt tokens that the engine reports as cached; None if it does not report them.
@@ -252,11 +252,11 @@ impl Decision {
     ///     now: The time in seconds; None for the router's clock.
     ///
     /// Returns:
-    ///     bool: False if it had ended already.
+    ///     bool: False if the request had ended already.
     ///
     /// Raises:
-    ///     InvalidArgumentError: More cached tokens than the prompt has, or a number out of range. The request goes
-    ///         on.
+    ///     InvalidArgumentError: cached_tokens is more than the prompt has, or a number is out of range. The request
+    ///         counts as running.
     #[pyo3(signature = (cached_tokens=None, output_tokens=None, now=None))]
     fn finish(
         &self,
@@ -271,13 +271,13 @@ impl Decision {
         self.router.with(py, now, |router, now| router.finish(self.id, usage, now).is_some())
     }
 
-    /// Reports that the request has failed, or has stopped waiting. Ending it again does nothing.
+    /// Reports that the request has failed, or has stopped waiting. Further calls do nothing.
     ///
     /// Args:
     ///     now: The time in seconds; None for the router's clock.
     ///
     /// Returns:
-    ///     bool: False if it had ended already.
+    ///     bool: False if the request had ended already.
     #[pyo3(signature = (now=None))]
     fn failed(&self, py: Python<'_>, now: Option<Now>) -> PyResult<bool> {
         self.router.forget(py, self.id);
@@ -295,21 +295,21 @@ impl Decision {
     }
 }
 
-/// The decision core, and what its calls need besides.
+/// The Rust router with its lock, the decisions of waiting requests, the names of workers, and the clock.
 pub(super) struct SharedRouter {
     core: Mutex<Inner>,
-    /// The objects of requests that wait, by number: each a `Decision`.
+    /// The `Decision` objects of waiting requests, by request number.
     waiting: Mutex<HashMap<u64, Py<PyAny>>>,
     failure: Failure,
     pub(super) names: Names,
     clock: Py<PyAny>,
 }
 
-/// The decision core, and depths that are kept for their memory.
+/// The Rust router, and buffers for depths that are reused by each lookup.
 pub(super) struct Inner {
     pub(super) router: core::Router,
     pub(super) depths: Depths,
-    /// The requests reported to each other router, by that router's number.
+    /// The last report sent to each other router, by that router's number.
     pub(super) told: HashMap<u64, core::RequestReport>,
 }
 
@@ -350,7 +350,7 @@ impl SharedRouter {
         self.waiting.lock_py_attached(py)
     }
 
-    /// Forgets that a request waits.
+    /// Drops the `Decision` of a request that no longer waits.
     pub(super) fn forget(&self, py: Python<'_>, id: core::RequestId) {
         let decision = self.waiting(py).remove(&id.0);
         drop(decision);

@@ -1,4 +1,4 @@
-//! `kvatlas.routing`: the decision core, and policies that are Python objects.
+//! `kvatlas.routing`: the router without a server, and policies that are Python objects.
 
 mod arguments;
 mod decision;
@@ -25,7 +25,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(router::routing_defaults, module)?)
 }
 
-/// The policies that go by a name: those of other routers only in the laboratory.
+/// Policies that can be chosen by name. Those of other routers exist only in builds with the feature `lab`.
 pub(crate) fn policies() -> PolicyTable {
     let own = PolicyTable::own();
     #[cfg(feature = "lab")]
@@ -33,10 +33,10 @@ pub(crate) fn policies() -> PolicyTable {
     own
 }
 
-/// The error of a policy's code, for the call that it happened in.
+/// The error raised by a Python policy, kept until the router's call can raise it.
 pub(crate) type Failure = Arc<Mutex<Option<PyErr>>>;
 
-/// Names and ranks of the workers by number.
+/// Name and rank of each worker, by the worker's number.
 pub(crate) type Names = Arc<Mutex<Vec<(String, u32)>>>;
 
 pub(crate) struct PythonPolicy {
@@ -46,11 +46,11 @@ pub(crate) struct PythonPolicy {
     failure: Failure,
     names: Names,
     told: Callbacks,
-    /// The request that is about to end, and how many tokens each of its answers has.
+    /// The request about to end, and the number of tokens of each of its answers.
     answered: Option<(u64, f64)>,
 }
 
-/// True for each event that the policy has a method for.
+/// Methods that a Python policy has: true for each event about which it wants to be notified.
 #[derive(Debug, Clone, Copy)]
 struct Callbacks {
     sent: bool,
@@ -75,7 +75,7 @@ impl PythonPolicy {
         names.get(worker as usize).cloned().unwrap_or_else(|| (worker.to_string(), 0))
     }
 
-    /// Calls one of its methods; an error is kept for the caller of the router.
+    /// Calls a method of the Python policy; an error is kept for the caller of the router.
     fn tell(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>) {
         Python::attach(|py| {
             if let Err(error) = call(self.policy.bind(py)) {
@@ -152,7 +152,7 @@ impl Policy for PythonPolicy {
     }
 }
 
-/// A request to place.
+/// A request for which a policy chooses a worker.
 #[pyclass(frozen, name = "RoutedRequest", module = "kvatlas._native")]
 pub(crate) struct RoutedRequest {
     tokens: u32,
@@ -213,38 +213,38 @@ impl RoutedRequest {
         array(py, &self.content_hashes, "uint64")
     }
 
-    /// int or None: A hash of the session's name.
+    /// int or None: A hash of the name of the request's session (conversation).
     #[getter]
     fn session(&self) -> Option<u64> {
         self.session
     }
 
-    /// int or None: A hash of the name of the session that started this one, as an agent starts another.
+    /// int or None: A hash of the name of the session whose agent started this request's session.
     #[getter]
     fn parent(&self) -> Option<u64> {
         self.parent
     }
 
-    /// str or None: The event that brought the request about: "start" or "subagent" of a session, "tool" (one that
-    /// the previous answer called has ended), "user" (that answer called none), or "compaction".
+    /// str or None: The event that caused the request: "start" or "subagent" of a session, "tool" (a tool call in
+    /// the previous answer has ended), "user" (the previous answer called no tool), or "compaction".
     #[getter]
     fn kind(&self) -> Option<&'static str> {
         self.kind.map(Kind::as_str)
     }
 
-    /// int or None: The maximum number of tokens that it may generate.
+    /// int or None: The maximum number of tokens that the request may generate.
     #[getter]
     fn max_tokens(&self) -> Option<u32> {
         self.max_tokens
     }
 
-    /// int: The rank among waiting requests: those of higher priority are placed first.
+    /// int: The priority: waiting requests of higher priority are placed first.
     #[getter]
     fn priority(&self) -> i32 {
         self.priority
     }
 
-    /// int: The number of answers that it asks for.
+    /// int: The number of answers that the request asks for.
     #[getter]
     fn answers(&self) -> u32 {
         self.answers
@@ -256,7 +256,7 @@ impl RoutedRequest {
         self.number
     }
 
-    /// The prompt tokens left to compute on a worker that holds some leading blocks: at least one.
+    /// The number of prompt tokens to compute on a worker that holds some leading blocks, at least 1.
     ///
     /// Args:
     ///     depth: The number of leading blocks held, an int of at least 0.
@@ -269,10 +269,11 @@ impl RoutedRequest {
     }
 }
 
-/// The workers that may take a request. Each property is an array with one item for each worker and rank.
+/// The workers among which a policy chooses for a request. Each property is an array with one item for each worker
+/// and rank.
 ///
-/// Arrays are created when you read them, and are read-only. An unknown value is NaN in arrays of float64, and 0 in
-/// other arrays.
+/// Arrays are created when read, and are read-only. An unknown value is NaN in arrays of float64, and 0 in other
+/// arrays.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Candidates {
     core: Core,
@@ -285,7 +286,7 @@ impl Candidates {
     }
 }
 
-/// A NumPy array with a copy of the items.
+/// Creates a read-only NumPy array with a copy of the items. `dtype`: the name of the element type.
 pub(crate) fn array<'py, T: NoUninit>(py: Python<'py>, items: &[T], dtype: &str) -> PyResult<Bound<'py, PyAny>> {
     static FROM_BUFFER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let make = FROM_BUFFER.get_or_try_init(py, || {
@@ -304,7 +305,7 @@ macro_rules! columns {
                 self.workers.clone_ref(py)
             }
 
-            /// numpy.ndarray of bool: True if what the index says about the worker can be trusted at present.
+            /// numpy.ndarray of bool: True if the index's data about the worker can be trusted at present.
             #[getter]
             fn trusted<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 let trusted: Vec<u8> = self.core.trusted.iter().map(|trusted| u8::from(*trusted)).collect();
@@ -326,35 +327,37 @@ macro_rules! columns {
 
 columns! {
     /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds, or will hold once it has
-    /// computed the prompts that were just sent to it.
+    /// computed the prompts just sent to it.
     depth: predicted_blocks, "uint32";
-    /// numpy.ndarray of uint32: Leading blocks that the worker holds on the device, according to events so far.
+    /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on its device, according to
+    /// events so far.
     device_blocks: device_blocks, "uint32";
-    /// numpy.ndarray of uint32: Leading blocks that it holds on the device or in host memory.
+    /// numpy.ndarray of uint32: Leading blocks of the prompt on the worker's device or in its host memory.
     host_blocks: host_blocks, "uint32";
-    /// numpy.ndarray of uint32: Leading blocks that it holds on any tier.
+    /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds on any tier.
     any_blocks: any_blocks, "uint32";
-    /// numpy.ndarray of uint32: Leading blocks of the prompt that requests at the worker use. They stay in its cache
-    /// until those have ended.
+    /// numpy.ndarray of uint32: Leading blocks of the prompt that running requests of the worker use. These blocks
+    /// stay in its cache until those requests have ended.
     shared_blocks: shared_blocks, "uint32";
     /// numpy.ndarray of uint32: Requests that were sent to the worker and have not finished.
     requests: requests, "uint32";
     /// numpy.ndarray of uint32: Requests sent to the worker that have no first token yet.
     waiting: waiting, "uint32";
-    /// numpy.ndarray of float64: Prompt tokens of requests without a first token, minus those expected in cache.
+    /// numpy.ndarray of float64: Prompt tokens of the worker's requests without a first token, minus the tokens
+    /// expected in cache.
     queued_tokens: queued_tokens, "float64";
-    /// numpy.ndarray of float64: All prompt tokens of requests without a first token, cached ones included.
+    /// numpy.ndarray of float64: Prompt tokens, including cached ones, of requests without a first token.
     queued_prompt_tokens: queued_prompt_tokens, "float64";
-    /// numpy.ndarray of float64: The part of queued_tokens that belongs to the prompt being computed.
+    /// numpy.ndarray of float64: The part of queued_tokens that belongs to the prompt being computed at present.
     head_tokens: head_tokens, "float64";
-    /// numpy.ndarray of float64: Seconds since that prompt's turn came.
+    /// numpy.ndarray of float64: Seconds since the worker began to compute its present prompt.
     head_elapsed: head_elapsed, "float64";
-    /// numpy.ndarray of float64: Prompt tokens to compute of requests that wait in the router for this worker.
+    /// numpy.ndarray of float64: Prompt tokens to compute for requests that wait in the router for this worker.
     held_tokens: held_tokens, "float64";
-    /// numpy.ndarray of float64: Tokens of all requests at the worker: prompts and generated tokens.
+    /// numpy.ndarray of float64: Tokens of all requests at the worker, both prompts and generated tokens.
     context_tokens: context_tokens, "float64";
-    /// numpy.ndarray of float64: Blocks of the prompts of all requests at the worker; what several share counts
-    /// once. Prompts that were given without tokens or hashes are left out.
+    /// numpy.ndarray of float64: Blocks of the prompts of all requests at the worker; a block shared by several
+    /// counts once. Prompts given without tokens or hashes are left out.
     used_blocks: used_blocks, "float64";
     /// numpy.ndarray of float64: Tokens that requests at the worker are still expected to generate.
     output_tokens_left: output_tokens_left, "float64";
@@ -362,7 +365,7 @@ columns! {
     reported_waiting: reported_waiting, "float64";
     /// numpy.ndarray of float64: Requests running at the engine, as reported by the engine.
     reported_running: reported_running, "float64";
-    /// numpy.ndarray of float64: Share of the KV cache in use, 0 to 1, as reported by the engine.
+    /// numpy.ndarray of float64: Seconds since the engine last reported its queue and cache.
     reported_kv_usage: reported_kv_usage, "float64";
     /// numpy.ndarray of float64: Seconds since the engine's last such report.
     reported_age: reported_age, "float64";
@@ -370,16 +373,16 @@ columns! {
     prefill_rate: prefill_rate, "float64";
     /// numpy.ndarray of float64: Seconds between two tokens of one request, as measured so far.
     step_time: step_time, "float64";
-    /// numpy.ndarray of float64: Seconds since the worker joined.
+    /// numpy.ndarray of float64: Seconds since the worker was added.
     age: age, "float64";
-    /// numpy.ndarray of uint64: Requests sent to the worker since it joined.
+    /// numpy.ndarray of uint64: Requests sent to the worker since it was added.
     sent: sent, "uint64";
-    /// numpy.ndarray of float64: The time of the worker's last request of which no worker held a block; -inf if
-    /// never.
+    /// numpy.ndarray of float64: The time of the last request sent to the worker for which no worker held a block;
+    /// -inf if never.
     last_cold: last_cold, "float64";
     /// numpy.ndarray of float64: Blocks that the worker holds, according to the index.
     held_blocks: held_blocks, "float64";
-    /// numpy.ndarray of float64: Blocks that the worker's cache has room for.
+    /// numpy.ndarray of float64: Capacity of the worker's cache in blocks.
     capacity_blocks: capacity_blocks, "float64";
     /// numpy.ndarray of float64: The worker's share of the work relative to others; 1 unless set otherwise.
     weight: weight, "float64";

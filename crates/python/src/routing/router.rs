@@ -1,4 +1,4 @@
-//! `Router`: the decision core.
+//! `Router`, which chooses workers for requests, without a server.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,28 +20,28 @@ use crate::errors;
 use crate::scalars::{BlockSize, Rank, describe, optional_string, worker as name};
 use crate::sequences::{contents, tokens as token_ids};
 
-/// Chooses a worker for each request, and keeps track of what each worker was sent, what it runs and how fast it is.
+/// Chooses a worker for each request, and tracks the requests, the load and the speed of each worker.
 ///
-/// choose() selects a worker and counts the request there, in one step. Report what becomes of the request with the
+/// choose() selects a worker and counts the request there, in one step. Report the progress of the request with the
 /// methods of the Decision. Without an index, without tokens or without trusted workers, the policy still chooses, but
-/// without knowing who holds what; the decision's why says so.
+/// without knowledge of the cached blocks; the decision's `why` then says so.
 ///
 /// Any number of threads may use one router at once.
 ///
 /// Args:
 ///     policy: A policy's name, one of policy_names(), or an object with choose(request, candidates) -> row.
 ///     workers: Names of the workers, or a pair (name, rank) for each.
-///     block_size: Tokens in a block.
+///     block_size: Number of tokens in a block.
 ///     seed: Seed of all random choices, from 0 to 2**64 - 1.
 ///     options: Options of the policy: dict of str to number, bool or str.
 ///     settings: Settings of the router: dict with any of first_token_timeout, idle_timeout, announced_within,
 ///         session_ttl, session_limit, warm_seconds, warm_share, prefill_rate, step_time, output_tokens, queue_limit,
 ///         queue_timeout, order ("least-work" or "fcfs"), ageing, queue_scan, predicted_limit, host_floor, host_token,
 ///         far_floor, far_token, pull_floor, pull_token, pull_setup, pull_sources, source_heard, pair_out.
-///     clock: Returns the time in seconds, for calls without `now`; None for time.monotonic.
+///     clock: Function that returns the time in seconds, for calls without `now`; None for time.monotonic.
 ///
 /// Raises:
-///     PolicyError: The policy is unknown, or it has no such option.
+///     PolicyError: The policy is unknown, or has no option of a given name.
 ///     ConfigError: A setting is unknown or out of range.
 ///     InvalidTypeError: An argument is of the wrong type.
 #[pyclass(frozen, subclass, module = "kvatlas._native")]
@@ -59,7 +59,7 @@ pub(crate) fn policy_names(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     PyList::new(py, policies().names().collect::<Vec<_>>())
 }
 
-/// The defaults of the settings of a router that are numbers, by name.
+/// The defaults of the router's numeric settings, by name.
 ///
 /// Returns:
 ///     dict of str to float
@@ -151,7 +151,7 @@ impl Router {
         self.shared.inner(py).router.policy().to_owned()
     }
 
-    /// bool: True if the policy uses an index. If not, prompts need not be looked up.
+    /// bool: True if the policy uses an index; otherwise prompts need not be looked up.
     #[getter]
     fn uses_index(&self, py: Python<'_>) -> bool {
         self.shared.inner(py).router.uses_index()
@@ -163,7 +163,7 @@ impl Router {
         self.block_size
     }
 
-    /// list of (str, int): The workers and ranks that take requests.
+    /// list of (str, int): The workers and ranks that get requests.
     #[getter]
     fn workers(&self, py: Python<'_>) -> Vec<(String, u32)> {
         let inner = self.shared.inner(py);
@@ -177,7 +177,7 @@ impl Router {
         self.shared.inner(py).router.waiting()
     }
 
-    /// int: The number of requests at workers.
+    /// int: The number of requests sent to workers that have not ended.
     #[getter]
     fn in_flight(&self, py: Python<'_>) -> usize {
         self.shared.inner(py).router.in_flight()
@@ -188,25 +188,26 @@ impl Router {
     /// The prompt is given by tokens or content_hashes. Without them, prompt_tokens gives its length.
     ///
     /// Args:
-    ///     tokens: Token ids of the prompt, as kvatlas.content_hashes() takes them.
+    ///     tokens: Token ids of the prompt, as accepted by kvatlas.content_hashes().
     ///     content_hashes: Content hashes of the prompt's full blocks, shape (n,): a uint64 array or a list of ints.
     ///     prompt_tokens: The length of the prompt in tokens; None for the length of tokens or content_hashes.
-    ///     match: What workers hold of the prompt: a kvatlas.Match, anything with scores(), or a dict of worker, or
-    ///         of (worker, rank), to depth in blocks; None if it was not looked up.
-    ///     loadable: What workers can load of the prompt beyond their device, with match only: what
-    ///         kvatlas.BlockIndex.loading.find() returned, or a dict of worker, or of (worker, rank), to three
-    ///         depths in blocks: host (on its device and in host memory after it), loadable (on all tiers that it may
-    ///         load from) and pullable (what others can pull from it). None if no worker can load anything.
+    ///     match: The depth to which each worker holds the prompt: a kvatlas.Match, an object with scores(), or a dict
+    ///         of worker, or of (worker, rank), to depth in blocks; None if not looked up.
+    ///     loadable: The part of the prompt that workers can load beyond their device, with match only: the return
+    ///         value of kvatlas.BlockIndex.loading.find(), or a dict of worker, or of (worker, rank), to three depths
+    ///         in blocks: host (on its device and in host memory after it), loadable (on all tiers from which it can
+    ///         load) and pullable (which others can pull from it). None if no worker can load anything.
     ///     lora: Name of the LoRA adapter, with tokens only.
     ///     salt: Cache salt, with tokens only.
     ///     session: Name or number of the session that the request belongs to.
-    ///     max_tokens: The maximum number of tokens that it may generate.
+    ///     max_tokens: The maximum number of tokens that the request may generate.
     ///     priority: Waiting requests of higher priority are placed first.
-    ///     answers: How many answers it asks for.
+    ///     answers: Number of answers that the request asks for.
     ///     text: The prompt as text, for policies that work on characters.
-    ///     allowed: Names of the workers that may take it, or pairs (name, rank); None for all.
-    ///     waited: The seconds that it has waited in the router before, if it failed where it went and is placed again.
-    ///     explain: Whether to keep the values that the policy compared, for Decision.terms().
+    ///     allowed: Names of the workers that may get the request, or pairs (name, rank); None for all.
+    ///     waited: Seconds that the request has waited in the router before, if it failed at a worker and is placed
+    ///         again.
+    ///     explain: True to keep the values that the policy compares, for Decision.terms().
     ///     now: The time in seconds; None for the clock.
     ///
     /// Returns:
@@ -336,18 +337,19 @@ impl Router {
         Ok(decision)
     }
 
-    /// Places waiting requests as far as there is room, and refuses those that have waited too long.
+    /// Places waiting requests on workers that have capacity, and refuses those that have waited too long.
     ///
     /// Call this after a first token, after a request's end, when a worker joins, and every few hundredths of a second
     /// while any request waits.
     ///
     /// Args:
-    ///     find: Looks up a prompt again: called with its content hashes, it returns what choose() takes as match, or a
-    ///         tuple of that and what choose() takes as loadable. None to use the match that was given to choose().
+    ///     find: Function that looks up a prompt again: its argument are the content hashes, its return value the
+    ///         argument match of choose(), or a tuple of the arguments match and loadable. None to use the match given
+    ///         to choose().
     ///     now: The time in seconds; None for the clock.
     ///
     /// Returns:
-    ///     list of Decision: Those that no longer wait: the same objects that choose() returned.
+    ///     list of Decision: The decisions of requests that no longer wait, the same objects that choose() returned.
     ///
     /// Raises:
     ///     PolicyError: A policy in Python failed.
@@ -417,26 +419,26 @@ impl Router {
         Ok(list)
     }
 
-    /// Gives up requests without a report for too long.
+    /// Gives up requests for which no progress was reported for too long.
     ///
     /// Args:
     ///     now: The time in seconds; None for the clock.
     ///
     /// Returns:
-    ///     int: How many requests were given up.
+    ///     int: The number of requests given up.
     #[pyo3(signature = (now=None))]
     fn expire(&self, py: Python<'_>, now: Option<Now>) -> PyResult<usize> {
         self.shared.with(py, now, |router, now| router.expire(now))
     }
 
-    /// Tells another router what this one has sent to the workers that both have: it counts there as if the other
-    /// had sent it, until this one says otherwise.
+    /// Tells another router about the requests sent to the workers that both routers have. The other router counts
+    /// them like its own until the next call.
     ///
     /// Call this for each pair of routers every few hundredths of a second.
     ///
     /// Args:
     ///     other: The router to tell.
-    ///     seconds: How long it counts if nothing else is said.
+    ///     seconds: Seconds for which the requests count without another call.
     ///     now: The time in seconds; None for the clock.
     ///
     /// Raises:
@@ -466,7 +468,7 @@ impl Router {
         Ok(())
     }
 
-    /// Adds a worker, or takes back one that was drained.
+    /// Adds a worker, or resumes sending requests to a drained one.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -488,7 +490,7 @@ impl Router {
         Ok(())
     }
 
-    /// Removes a worker or one of its ranks, with the requests that it had.
+    /// Removes a worker or one of its ranks, with its requests.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -496,7 +498,7 @@ impl Router {
     ///     now: The time in seconds; None for the clock.
     ///
     /// Returns:
-    ///     int: How many requests it had.
+    ///     int: The number of requests that the worker had.
     #[pyo3(signature = (worker, rank=None, now=None))]
     fn remove_worker(
         &self,
@@ -515,14 +517,14 @@ impl Router {
         })
     }
 
-    /// Stops sending new requests to a worker. Its requests go on. add_worker() takes it back.
+    /// Stops sending new requests to a worker (drains it). Its running requests continue. add_worker() resumes.
     ///
     /// Args:
     ///     worker: The worker's name.
     ///     rank: Data-parallel rank.
     ///
     /// Raises:
-    ///     InvalidArgumentError: There is no such worker.
+    ///     InvalidArgumentError: No worker has this name and rank.
     #[pyo3(signature = (worker, rank=Rank(0)))]
     #[pyo3(text_signature = "($self, worker, rank=0)")]
     fn drain_worker(&self, py: Python<'_>, worker: &Bound<'_, PyAny>, rank: Rank) -> PyResult<()> {
@@ -531,15 +533,15 @@ impl Router {
         Ok(())
     }
 
-    /// Sets whether the router trusts what the index says about a worker.
+    /// Sets whether the router trusts the index's data about a worker.
     ///
     /// Args:
     ///     worker: The worker's name.
-    ///     trusted: Whether to trust it.
+    ///     trusted: True to trust the data.
     ///     rank: Data-parallel rank.
     ///
     /// Raises:
-    ///     InvalidArgumentError: There is no such worker.
+    ///     InvalidArgumentError: No worker has this name and rank.
     #[pyo3(signature = (worker, trusted, rank=Rank(0)))]
     #[pyo3(text_signature = "($self, worker, trusted, rank=0)")]
     fn set_trusted(&self, py: Python<'_>, worker: &Bound<'_, PyAny>, trusted: Trusted, rank: Rank) -> PyResult<()> {
@@ -548,17 +550,19 @@ impl Router {
         Ok(())
     }
 
-    /// Sets whether a worker can be told what to load, and to pull from other workers, and they from it.
+    /// Sets whether a worker accepts instructions on what to load, and can pull blocks from other workers, and they
+    /// from it.
     ///
     /// Args:
     ///     worker: The worker's name.
     ///     group: A name that is the same for all workers that can pull from each other: they have the same model,
-    ///         block size, hash seed and layout. None: it loads all that it can, and neither pulls nor is pulled from.
+    ///         block size, hash seed and layout. None: the worker loads all that it can, and neither pulls nor is
+    ///         pulled from.
     ///     rank: Data-parallel rank.
     ///     now: The time in seconds; None for the clock.
     ///
     /// Raises:
-    ///     InvalidArgumentError: There is no such worker.
+    ///     InvalidArgumentError: No worker has this name and rank.
     #[pyo3(signature = (worker, group, rank=Rank(0), now=None))]
     #[pyo3(text_signature = "($self, worker, group, rank=0, now=None)")]
     fn set_pulls(
@@ -574,9 +578,9 @@ impl Router {
         self.shared.with(py, now, |router, now| router.set_pulls(id, group, now))
     }
 
-    /// Reports a sign of life of a worker: others pull only from a worker that gave one a moment ago.
+    /// Reports that a worker is alive: others pull only from a worker that was reported alive a moment ago.
     ///
-    /// Reports on its requests, and report(), count as signs of life, too.
+    /// Reports on the worker's requests, and report(), also count.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -584,7 +588,7 @@ impl Router {
     ///     now: The time in seconds; None for the clock.
     ///
     /// Raises:
-    ///     InvalidArgumentError: There is no such worker.
+    ///     InvalidArgumentError: No worker has this name and rank.
     #[pyo3(signature = (worker, rank=Rank(0), now=None))]
     #[pyo3(text_signature = "($self, worker, rank=0, now=None)")]
     fn heard(&self, py: Python<'_>, worker: &Bound<'_, PyAny>, rank: Rank, now: Option<Now>) -> PyResult<()> {
@@ -592,16 +596,16 @@ impl Router {
         self.shared.with(py, now, |router, now| router.heard(id, now))
     }
 
-    /// The costs of loads and pulls that were learnt.
+    /// The costs of loading and pulling blocks, as learnt so far.
     ///
     /// Args:
     ///     now: The time in seconds; None for the clock.
     ///
     /// Returns:
-    ///     list of dict: "kind" ("host": from a worker's own host memory, "far": from its disks and pools, "pull":
-    ///     from another worker's host memory), "worker", "rank", "source" ((str, int) or None), "floor" (seconds
-    ///     besides those for the tokens), "token" (seconds for each token), "samples" (their number), and "out"
-    ///     (seconds until the pair may pull again; 0 if it may).
+    ///     list of dict: "kind" ("host": from a worker's own host memory, "far": from its disks and pools, "pull": from
+    ///     another worker's host memory), "worker", "rank", "source" ((str, int) or None), "floor" (seconds besides
+    ///     those for the tokens), "token" (seconds for each token), "samples" (number of measurements), and "out"
+    ///     (seconds until the pair may pull again; 0 if it may now).
     #[pyo3(signature = (now=None))]
     fn transfers<'py>(&self, py: Python<'py>, now: Option<Now>) -> PyResult<Bound<'py, PyList>> {
         let costs = self.shared.with(py, now, core::Router::transfer_costs)?;
@@ -624,20 +628,20 @@ impl Router {
         Ok(list)
     }
 
-    /// Reports an engine's own figures. None means unknown.
+    /// Reports the figures that an engine publishes about itself. None means unknown.
     ///
     /// Args:
     ///     worker: The worker's name.
-    ///     waiting: Requests in its queue.
-    ///     running: Requests that it runs.
-    ///     kv_usage: Share of its KV cache in use, 0 to 1.
-    ///     capacity_blocks: Blocks that its cache has room for.
-    ///     held_blocks: Blocks that it holds, according to the index.
+    ///     waiting: Number of requests in the engine's queue.
+    ///     running: Number of requests that the engine is processing.
+    ///     kv_usage: Share of the engine's KV cache in use, 0 to 1.
+    ///     capacity_blocks: Capacity of the engine's cache in blocks.
+    ///     held_blocks: Number of blocks that the engine holds, according to the index.
     ///     rank: Data-parallel rank.
     ///     now: The time in seconds; None for the clock.
     ///
     /// Raises:
-    ///     InvalidArgumentError: There is no such worker.
+    ///     InvalidArgumentError: No worker has this name and rank.
     #[pyo3(signature = (worker, *, waiting=None, running=None, kv_usage=None, capacity_blocks=None, held_blocks=None,
                         rank=Rank(0), now=None))]
     #[pyo3(text_signature = "($self, worker, *, waiting=None, running=None, kv_usage=None, capacity_blocks=None, \
@@ -666,7 +670,7 @@ impl Router {
         self.shared.with(py, now, |router, now| router.report(id, &load, now))
     }
 
-    /// The workers as they are now, drained and removed ones included: one item for each number.
+    /// The present state of all workers, one item for each worker number, including drained and removed workers.
     ///
     /// Args:
     ///     now: The time in seconds; None for the clock.

@@ -1,4 +1,4 @@
-//! The structures of `kvatlas.trees`.
+//! Radix trees, a trie and a prefix table of other routers and engines (`kvatlas.trees`), as Python classes.
 
 mod prefix_table;
 mod radix_trie;
@@ -32,7 +32,8 @@ impl TokenBytes {
     }
 }
 
-/// Bytes as they are; an array of integers or a list of ints as big-endian 32-bit numbers.
+/// Converts tokens to bytes: bytes stay as they are, an array of integers or a list of ints becomes big-endian 32-bit
+/// numbers.
 fn token_bytes(object: &Bound<'_, PyAny>, what: &str) -> PyResult<TokenBytes> {
     let is_bytes = object.is_instance_of::<PyBytes>()
         || object.is_instance_of::<PyByteArray>()

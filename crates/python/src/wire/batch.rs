@@ -1,5 +1,5 @@
-//! A batch, its refused events, its application to an index, which keeps the state of each stream; payloads to batches and
-//! back, and the content hashes of blocks with keys.
+//! Batches of events: decoding from payloads, encoding, and application to an index, which keeps the state of each
+//! stream; and content hashes of blocks with extra keys.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,32 +22,33 @@ use crate::scalars::{BlockSize, Rank, describe, optional_string, string};
 use crate::sequences::tokens as convert;
 use crate::stats::truth;
 
-/// An event that could not be decoded.
+/// An event of a batch that could not be decoded.
 #[pyclass(frozen, eq, module = "kvatlas._native")]
 #[derive(PartialEq)]
 pub(crate) struct RefusedEvent(wire::RefusedEvent);
 
 #[pymethods]
 impl RefusedEvent {
-    /// int: The event's number in the batch as sent, from 0.
+    /// int: The event's index in the batch as sent, from 0.
     #[getter]
     fn at(&self) -> usize {
         self.0.at
     }
 
-    /// int: The number of events this stands for: more than one if the events after it were lost with it.
+    /// int: The number of events that could not be decoded: more than one if the following events were lost with
+    /// this one.
     #[getter]
     fn events(&self) -> u64 {
         self.0.events
     }
 
-    /// str: The reason, a word that stays the same in every release.
+    /// str: The reason, a word that is the same in every release.
     #[getter]
     fn reason(&self) -> &'static str {
         self.0.reason.code()
     }
 
-    /// str: A description of what was found, for people.
+    /// str: A description of the error, for people.
     #[getter]
     fn detail(&self) -> &str {
         &self.0.detail
@@ -65,11 +66,11 @@ impl RefusedEvent {
     }
 }
 
-/// The events that an engine published at once, those of one step, in order. Made by decode_batch().
+/// The events of one engine step, published in one message, in order. Returned by decode_batch().
 #[pyclass(frozen, eq, module = "kvatlas._native")]
 pub(crate) struct Batch {
     pub(super) it: wire::Batch,
-    /// The events as Python sees them, made when they are first asked for.
+    /// The events as Python objects, created on first use.
     pub(super) events: PyOnceLock<Py<PyTuple>>,
 }
 
@@ -93,13 +94,13 @@ impl PartialEq for Batch {
 
 #[pymethods]
 impl Batch {
-    /// float: The engine's clock in seconds, as sent.
+    /// float: The time on the engine's clock when the batch was sent, in seconds.
     #[getter]
     fn timestamp(&self) -> f64 {
         self.it.timestamp
     }
 
-    /// int or None: The data-parallel rank that the engine gives.
+    /// int or None: The data-parallel rank in the batch; None if the engine sends none.
     #[getter]
     fn rank(&self) -> Option<u32> {
         self.it.rank
@@ -129,7 +130,7 @@ impl Batch {
     }
 }
 
-/// The outcome of applying a batch's events. Made by BlockIndex.apply(worker, batch).
+/// Counts of the events applied from a batch, returned by BlockIndex.apply(worker, batch).
 #[pyclass(frozen, eq, module = "kvatlas._native")]
 #[derive(PartialEq)]
 pub(crate) struct Tally {
@@ -145,25 +146,25 @@ impl Tally {
         self.it.events
     }
 
-    /// int: The number of blocks in the stores among them.
+    /// int: The number of blocks in the applied stores.
     #[getter]
     fn stored_blocks(&self) -> u64 {
         self.it.stored_blocks
     }
 
-    /// int: The number of blocks in the removals among them, held or not.
+    /// int: The number of blocks in the applied removals, held or not.
     #[getter]
     fn removed_blocks(&self) -> u64 {
         self.it.removed_blocks
     }
 
-    /// int: The number of clears among them.
+    /// int: The number of applied clears.
     #[getter]
     fn clears(&self) -> u64 {
         self.it.clears
     }
 
-    /// dict of str to int: The numbers of events left out, by reason; those that could not be decoded among them.
+    /// dict of str to int: The number of events left out by reason, including undecodable events.
     #[getter]
     fn refused<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let refused = PyDict::new(py);
@@ -176,7 +177,7 @@ impl Tally {
         Ok(refused)
     }
 
-    /// bool: True if depths of this stream are only upper bounds: the model is hybrid, or its speculative
+    /// bool: True if depths of the stream are only upper bounds: the model is hybrid, or the engine's speculative
     /// decoding looks ahead.
     #[getter]
     fn upper_bound(&self) -> bool {
@@ -194,15 +195,15 @@ impl Tally {
     }
 }
 
-/// The state of each stream that an index was fed with.
+/// The state of each event stream whose batches were applied to an index, by worker and rank.
 #[derive(Default)]
 pub(crate) struct Readers(Mutex<HashMap<Box<str>, Ranks>>);
 
-/// The streams of a worker.
+/// The state of each event stream of one worker, by rank.
 type Ranks = HashMap<u32, Arc<Mutex<Reader>>>;
 
 impl Readers {
-    /// Applies a batch of one stream; others of the same stream wait.
+    /// Applies a batch of one stream to an index. Other batches of the same stream wait meanwhile.
     pub(crate) fn apply(&self, batch: &Batch, index: &BlockIndex, worker: &str, rank: Option<u32>) -> Tally {
         let rank = rank.or(batch.it.rank).unwrap_or(0);
         let reader = {
@@ -220,7 +221,7 @@ impl Readers {
         Tally { it, upper_bound: reader.upper_bound() }
     }
 
-    /// Resets the state of the streams of a worker that was cleared, or of one rank, tier or both of it.
+    /// Resets the state of the streams of a worker whose blocks were cleared, or of one rank, one tier or both.
     pub(crate) fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         let mut readers = self.0.lock();
         let Some(ranks) = readers.get_mut(worker) else { return };
@@ -233,15 +234,15 @@ impl Readers {
         }
     }
 
-    /// Forgets the streams of a worker that is gone.
+    /// Drops the state of the streams of a removed worker.
     pub(crate) fn drop_worker(&self, worker: &str) {
         self.0.lock().remove(worker);
     }
 }
 
-/// Decodes a payload: the third frame of an engine's message.
+/// Decodes a batch of events from a payload: the third frame of an engine's message.
 ///
-/// Accepts what vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send, as maps or as the older arrays. An event that cannot
+/// Accepts messages of vLLM 0.11 to 0.33 and SGLang up to 0.5.23, as maps or as the older arrays. An event that cannot
 /// be decoded is left out, and listed in the batch's `refused`.
 ///
 /// Args:
@@ -251,7 +252,7 @@ impl Readers {
 ///     Batch
 ///
 /// Raises:
-///     InvalidTypeError: Not bytes.
+///     InvalidTypeError: payload is not bytes.
 ///     DecodeError: The payload is not a batch.
 #[pyfunction]
 pub(crate) fn decode_batch(py: Python<'_>, payload: &Object<'_>) -> PyResult<Batch> {
@@ -286,7 +287,7 @@ pub(crate) fn decode_batch(py: Python<'_>, payload: &Object<'_>) -> PyResult<Bat
 ///
 /// Raises:
 ///     InvalidTypeError: An item of events is not an event, or an argument has the wrong type.
-///     InvalidArgumentError: An unknown dialect, or a rank out of range.
+///     InvalidArgumentError: dialect is unknown, or rank is out of range.
 #[pyfunction]
 #[pyo3(signature = (events, *, timestamp, rank=Some(Rank(0)), dialect=None))]
 #[pyo3(text_signature = "(events, *, timestamp, rank=0, dialect='vllm')")]
@@ -310,17 +311,18 @@ pub(crate) fn encode_batch<'py>(
     Ok(PyBytes::new(py, &encode(&batch, dialect)))
 }
 
-/// The content hash of each full block of tokens, where some blocks have extra keys: images, prompt embeddings.
+/// Computes the content hash of each full block of tokens, where some blocks have extra keys for images or prompt
+/// embeddings.
 ///
-/// A block without keys has the hash that content_hashes() gives. The keys of a block follow its tokens as one
-/// little-endian uint64 each: for an identifier of 64 hexadecimal digits the first 16 of them as a number, for anything
-/// else an XXH3-64 (the Rust documentation of kvatlas_wire::keys says which). So a block with an image never equals
-/// one without or with another.
+/// A block without keys has the same hash as in content_hashes(). The keys of a block follow its tokens as one
+/// little-endian uint64 each: for an identifier of 64 hexadecimal digits the first 16 of them as a number, for any
+/// other key an XXH3-64 (the Rust documentation of kvatlas_wire::keys says of what). So a block with an image never
+/// equals one without an image or with another image.
 ///
 /// Args:
-///     tokens: Token ids, as content_hashes() takes them.
+///     tokens: Token ids, as accepted by content_hashes().
 ///     block_size: Tokens in a block, at least 1.
-///     extra_keys: For each full block a sequence of keys as Stored takes them, or None.
+///     extra_keys: For each full block a sequence of keys, as in Stored, or None.
 ///     lora: Name of the LoRA adapter; None and "" mean none.
 ///     salt: Cache salt; None and "" mean none.
 ///

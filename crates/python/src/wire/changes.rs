@@ -1,4 +1,4 @@
-//! `Stored` and `Removed`.
+//! `Stored` and `Removed`: events of an engine's KV cache, as Python classes.
 
 use kvatlas_index::Tier;
 use kvatlas_wire as wire;
@@ -12,34 +12,34 @@ use super::{
 use crate::errors;
 use crate::scalars::{TierName, optional_string};
 
-/// An event that says that consecutive blocks of one chain were cached, one copy of each.
+/// An event by which an engine announces that it cached consecutive blocks of one chain, one copy of each.
 ///
 /// Args:
 ///     block_hashes: The engine's names of the blocks, parents first: ints of 64 bits, signed or unsigned, or bytes.
 ///     parent: The name of the block before the first; None at the beginning of a prompt.
-///     tokens: The tokens of the blocks, as content_hashes() takes them, or a list of pairs where an engine with
-///         speculative decoding sends those.
+///     tokens: The tokens of the blocks, as accepted by content_hashes(), or a list of pairs from an engine with
+///         speculative decoding that sends pairs.
 ///     block_size: Tokens in a block; 0 where blocks are announced by name alone.
-///     tier: Where the blocks are: "gpu", "cpu", "disk" or "external". Follows from medium if that is given.
-///     medium: What the engine calls the tier; None for the usual name.
+///     tier: Tier of the blocks: "gpu", "cpu", "disk" or "external". Derived from medium if given.
+///     medium: The engine's name of the tier; None for the usual name.
 ///     lora: The name of the LoRA adapter.
-///     salt: The cache salt, where the event shows it. vLLM shows it on the first block of a prompt only.
-///     extra_keys: For each block None, or a sequence of keys: what its contents have besides tokens. A key is
-///         (identifier, offset) for an image or the like, bytes for a digest of prompt embeddings, a str of unknown
-///         meaning, or a tuple of one bytes with the MessagePack of anything else.
+///     salt: The cache salt, if the event contains it. vLLM sends it with the first block of a prompt only.
+///     extra_keys: For each block None, or a sequence of keys for contents other than tokens. A key is (identifier,
+///         offset) for an image or the like, bytes for a digest of prompt embeddings, a str of unknown meaning, or a
+///         tuple of one bytes with the MessagePack of anything else.
 ///     group_idx: The number of the KV cache group, as vLLM calls it.
-///     kind: What kind of attention the group is for.
+///     kind: The kind of attention of the group's layers.
 ///     window: The window of a sliding-window group, in tokens.
-///     session_id: Whose request stored the blocks.
+///     session_id: The id of the session whose request stored the blocks.
 ///     lora_id: The engine's own number for the adapter.
 ///     locality: "LOCAL" or "REMOTE", of an offloaded block. Remote blocks have the tier "external".
-///     ownership: Which secondary offload tier has the block.
-///     lookahead: For each block the tokens after it, where the engine's names depend on them.
-///     reused: True if the blocks were hit, not written: there are no more copies of them than before.
+///     ownership: The secondary offload tier that has the block.
+///     lookahead: For each block the tokens after it, if the engine's block hashes depend on them.
+///     reused: True if the blocks were cache hits and not written, so that their number of copies did not increase.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     InvalidArgumentError: A number out of range, an unknown tier, or a tier that is not the medium's.
+///     InvalidArgumentError: A number is out of range, or the tier is unknown or contradicts the medium.
 #[pyclass(frozen, eq, module = "kvatlas._native")]
 #[derive(PartialEq)]
 pub(crate) struct Stored {
@@ -129,7 +129,7 @@ impl Stored {
         }
     }
 
-    /// int: The number of tokens in a block.
+    /// int: The number of tokens in a block; 0 if blocks are announced without tokens.
     #[getter]
     fn block_size(&self) -> u32 {
         self.it.block_size
@@ -159,13 +159,13 @@ impl Stored {
         self.it.lora_id
     }
 
-    /// str or None: The cache salt, where the event shows it.
+    /// str or None: The cache salt, if the event contains it.
     #[getter]
     fn salt(&self) -> Option<&str> {
         self.it.salt.as_deref()
     }
 
-    /// tuple or None: For each block None, or a tuple of keys: what its contents have besides tokens.
+    /// tuple or None: For each block None, or a tuple of keys for contents other than tokens, such as images.
     #[getter]
     fn extra_keys<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         if self.it.extra_keys.is_empty() {
@@ -187,7 +187,7 @@ impl Stored {
         self.it.group
     }
 
-    /// str or None: The kind of attention that the group is for.
+    /// str or None: The kind of attention of the cache group's layers.
     #[getter]
     fn kind(&self) -> Option<&str> {
         self.it.kind.as_deref()
@@ -225,13 +225,13 @@ impl Stored {
         PyTuple::new(py, all).map(Some)
     }
 
-    /// bool: True if the blocks were hit, not written.
+    /// bool: True if the blocks were cache hits and not written.
     #[getter]
     fn reused(&self) -> bool {
         self.it.reused
     }
 
-    /// The fields that say something; the tokens by their number.
+    /// Text with the fields that are not empty; tokens are shown by their number.
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
         let it = &slf.get().it;
         let mut text = format!(
@@ -265,19 +265,19 @@ impl Stored {
     }
 }
 
-/// An event that says that blocks were evicted, one copy of each.
+/// An event by which an engine announces that it evicted blocks, one copy of each.
 ///
 /// Args:
 ///     block_hashes: The engine's names of the blocks, in any order: ints of 64 bits, signed or unsigned, or bytes.
-///     tier: Where the blocks were: "gpu", "cpu", "disk" or "external". Follows from medium if that is given.
-///     medium: What the engine calls the tier; None for the usual name.
+///     tier: Tier of the blocks: "gpu", "cpu", "disk" or "external". Derived from medium if given.
+///     medium: The engine's name of the tier; None for the usual name.
 ///     group_idx: The number of the KV cache group, as vLLM calls it.
 ///     locality: "LOCAL" or "REMOTE", of an offloaded block.
-///     ownership: Which secondary offload tier had the block.
+///     ownership: The secondary offload tier that had the block.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     InvalidArgumentError: A number out of range, an unknown tier, or a tier that is not the medium's.
+///     InvalidArgumentError: A number is out of range, or the tier is unknown or contradicts the medium.
 #[pyclass(frozen, eq, module = "kvatlas._native")]
 #[derive(PartialEq)]
 pub(crate) struct Removed {

@@ -1,4 +1,4 @@
-//! `kvatlas.wire`: the events of engines as values, their payloads, and the index's state of each stream.
+//! `kvatlas.wire`: events of engines as Python objects, their payloads, and the index's state of each stream.
 
 mod batch;
 mod changes;
@@ -17,7 +17,7 @@ use crate::sequences::tokens as convert;
 
 type Object<'py> = Bound<'py, PyAny>;
 
-/// An event that says that a rank has lost all its blocks.
+/// An event by which an engine announces that a rank has lost all its blocks.
 #[pyclass(frozen, eq, hash, module = "kvatlas._native")]
 #[derive(PartialEq, Hash)]
 pub(crate) struct Cleared;
@@ -63,7 +63,7 @@ fn from_python(event: &Object<'_>, at: usize, dialect: Dialect) -> PyResult<Even
     Err(errors::wrong_type(&format!("events[{at}] must be a Stored, Removed or Cleared of kvatlas.wire, got {given}")))
 }
 
-/// The tier of an event from its tier and its medium, which must agree if both are given.
+/// Tier of an event, from its arguments tier and medium, which must agree if both are given.
 fn agreed(said: Tier, has_medium: bool, medium: Tier) -> PyResult<Tier> {
     match (said, has_medium) {
         (said, false) => Ok(said),
@@ -76,7 +76,7 @@ fn agreed(said: Tier, has_medium: bool, medium: Tier) -> PyResult<Tier> {
     }
 }
 
-/// The fields that say something, as they stand in a repr.
+/// Text of an event's fields that are not None, for its `repr`.
 fn said(event: &Bound<'_, PyAny>, fields: &[&str]) -> PyResult<String> {
     let mut text = String::new();
     for field in fields {
@@ -100,7 +100,7 @@ fn names_to_python<'py>(py: Python<'py>, names: &[Name]) -> PyResult<Bound<'py, 
     PyTuple::new(py, names.iter().map(|name| name_to_python(py, name)).collect::<PyResult<Vec<_>>>()?)
 }
 
-/// A block's name as it can be sent: an int of 64 bits, or bytes.
+/// Converts a block hash to a form that can be sent: an int of 64 bits, or bytes.
 fn name(value: &Object<'_>, what: impl Fn() -> String) -> PyResult<Name> {
     if let Ok(digest) = value.cast::<PyBytes>() {
         return Ok(Name::from(digest.as_bytes()));
@@ -124,7 +124,8 @@ fn names(values: &Object<'_>) -> PyResult<Vec<Name>> {
         .collect()
 }
 
-/// The items of a sequence that is no text.
+/// Iterates over a sequence that is not a string, bytes or dict. `what` and `kinds`: the argument's name and expected
+/// type, for errors.
 fn each<'py>(
     values: &Object<'py>,
     what: &str,
@@ -137,7 +138,7 @@ fn each<'py>(
     values.try_iter().map_err(|_| wrong())
 }
 
-/// A number of the field's range.
+/// Converts an integer that must fit the type of an event's field.
 fn number<T: IntegerRange>(value: &Object<'_>, what: &str) -> PyResult<T> {
     let value = int(value, || what.to_owned())?;
     T::of(&value).ok_or_else(|| {
@@ -169,7 +170,7 @@ bounded! {
     i64: "-2**63", "2**63 - 1";
 }
 
-/// Tokens, or the first tokens of pairs and the second.
+/// Converts tokens, or pairs of tokens: returns the first tokens, and the second tokens if pairs are given.
 fn tokens_or_pairs(tokens: &Object<'_>) -> PyResult<(Vec<u32>, Option<Vec<u32>>)> {
     let first = if tokens.is_instance_of::<PyList>() || tokens.is_instance_of::<PyTuple>() {
         tokens.try_iter()?.next().transpose()?
@@ -201,7 +202,7 @@ fn token_lists(lists: &Object<'_>) -> PyResult<Vec<Vec<u32>>> {
     each(lists, "lookahead", "a list of lists of ints")?.map(|list| Ok(convert(&list?)?.as_slice().to_vec())).collect()
 }
 
-/// The keys of all blocks, those that have any.
+/// Converts the extra keys of all blocks. Returns each key with the index of its block.
 fn keys(blocks: &Object<'_>) -> PyResult<Vec<(u32, wire::Key)>> {
     let mut all = Vec::new();
     for (at, keys) in each(blocks, "extra_keys", "a list of lists of keys or None")?.enumerate() {

@@ -1,8 +1,9 @@
-//! A measurement of the longest time that a reader of sizes or dumps blocks writers of an index, at 10 million blocks.
+//! Measurement of the longest time for which a reader of an index's sizes or contents blocks its writers, at 10 million
+//! blocks.
 //!
-//! `cargo run --release -p kvatlas-bench --example longest_hold [BLOCKS]`. Each line: the largest processor time of one
-//! call, which holds the writer's lock for all of it or nearly so. Processor time, because under other load the longest
-//! wall time belongs to a thread that waited for a core.
+//! `cargo run --release -p kvatlas-bench --example longest_hold [BLOCKS]`. Each line shows the largest processor time
+//! of one call, which holds the writer's lock for nearly all of the time. Processor time is measured, because under
+//! other load the longest wall time belongs to a thread that waited for a core.
 #![allow(clippy::print_stdout, reason = "a program")]
 
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use kvatlas_index::{BlockHash, BlockIndex, Config, Tier};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Processor time of this thread.
+/// Processor time used by the calling thread so far.
 fn clock() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec as u32)
@@ -22,7 +23,8 @@ fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     (clock() - start, result)
 }
 
-/// Chains of 16 blocks that share their first four with 15 others, distributed over workers.
+/// Creates an index with chains of 16 blocks, distributed over workers. Each chain shares its first four blocks with 15
+/// others.
 fn fill(blocks: u64, workers: u64) -> BlockIndex {
     let index = BlockIndex::new(Config::default()).expect("a good size");
     for chain in 0..blocks / 16 {

@@ -1,9 +1,10 @@
-//! Comparison of an index with the plan that was applied to it: its holdings and its answers.
+//! Comparison of an index, after a load test, with the plan of events that was applied to it: its holdings and its
+//! answers.
 //!
-//! Three comparisons. Holdings: every (worker, block hash) of every worker. Depths: lookups of the plan are repeated,
-//! and the answers for many workers compared with chains walked in the plan's own data. Reference: the same for a few
-//! workers and lookups against [`ReferenceIndex`], the specification, which gets only those workers' events: it visits
-//! every block of a worker at every step, so there is time for few only.
+//! There are three comparisons. Holdings: every pair of worker and block hash. Depths: lookups of the plan are
+//! repeated, and the answers for many workers compared with chains walked in the plan's own data. Reference: the same
+//! for a few workers and lookups against [`ReferenceIndex`], the specification, which gets only those workers' events:
+//! it visits every block of a worker at every step, so there is time for few only.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,44 +22,46 @@ use crate::plan::{Kind, Op, Plan};
 use crate::subject::Subject;
 use crate::truth::Truth;
 
-/// Most blocks, in all, of the workers whose answers are compared: their chains take 40 bytes of memory per block.
+/// Maximum number of blocks, in total, of the workers whose answers are compared. Their chains need 40 bytes of memory
+/// per block.
 const WATCHED_BLOCKS: usize = 4_000_000;
-/// Number of workers in the reference.
+/// Number of workers whose events are applied to the reference index.
 const REFERENCE_WORKERS: usize = 4;
-/// Number of lookups in four that are taken from the last quarter of the plan, whose blocks are mostly still held.
+/// Number of repeated lookups, out of four, that are from the last quarter of the plan, whose blocks are mostly still
+/// held.
 const LATE: usize = 3;
-/// Most errors reported one by one.
+/// Maximum number of errors reported one by one.
 const EXAMPLES: usize = 8;
 
-/// The results of the comparisons, and the errors found.
+/// Results of comparing an index with a plan, and the errors found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The comparison of the workers' holdings; `None` if the index cannot list them.
+    /// Comparison of the blocks that workers hold; `None` if the index cannot list them.
     pub holdings: Option<Holdings>,
-    /// The comparison of answers with chains walked in the plan's data.
+    /// Comparison of the index's answers with chains walked in the plan's data.
     pub depths: Depths,
-    /// The comparison of answers with the reference.
+    /// Comparison of the index's answers with those of the reference index.
     pub reference: Depths,
-    /// Number of all errors together.
+    /// Number of errors in all comparisons.
     pub wrong: u64,
-    /// The first few errors, described.
+    /// Descriptions of the first few errors.
     pub examples: Vec<String>,
-    /// The duration of the comparisons, in seconds.
+    /// Duration of the comparisons, in seconds.
     pub seconds: f64,
 }
 
-/// Numbers of pairs of a worker and a held block.
+/// Counts from comparing holdings: pairs of a worker and a block that it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holdings {
-    /// Number of pairs held at the end of the plan, all of them compared.
+    /// Number of pairs of worker and block that are held at the end of the plan; all of them were compared.
     pub compared: u64,
-    /// Number of pairs held by the plan, not by the index.
+    /// Number of pairs of worker and block that are held according to the plan, but not the index.
     pub missing: u64,
-    /// Number of pairs held by the index, not by the plan.
+    /// Number of pairs of worker and block that are held according to the index, but not the plan.
     pub extra: u64,
 }
 
-/// Numbers of depths in the answers to lookups.
+/// Counts from comparing the depths of workers in answers to lookups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Depths {
     /// Number of repeated lookups.
@@ -67,15 +70,15 @@ pub struct Depths {
     pub workers: u64,
     /// Number of depths compared: lookups × workers.
     pub compared: u64,
-    /// Number of these depths that should not be 0.
+    /// Number of compared depths whose correct value is not 0.
     pub nonzero: u64,
-    /// Number of these depths that were wrong.
+    /// Number of compared depths that were wrong.
     pub wrong: u64,
 }
 
 impl Comparison {
-    /// True if everything was right; `None` if the comparison had nothing that an empty index would get wrong. An index
-    /// with `asked` lookups does not agree by its holdings alone.
+    /// True if everything compared was right; `None` if nothing was compared that an empty index would get wrong.
+    /// `asked`: true if there were lookups, so that right holdings alone do not suffice.
     #[must_use]
     pub fn agrees(&self, asked: bool) -> Option<bool> {
         let held = self.holdings.map_or(0, |holdings| holdings.compared);
@@ -87,7 +90,7 @@ impl Comparison {
         }
     }
 
-    /// A sentence about the errors.
+    /// Sentence that describes the number of errors, for a report.
     pub(crate) fn words(&self) -> String {
         let held = self.holdings.map_or_else(String::new, |Holdings { compared, missing, extra }| {
             format!("{missing} of {compared} held blocks missing, {extra} held that should not be; ")
@@ -158,14 +161,14 @@ fn holdings(truth: &Truth, mut held: Vec<(WorkerId, BlockHash)>, result: &mut Co
     result.holdings = Some(count);
 }
 
-/// A lookup of the plan to repeat.
+/// A lookup of the plan that is repeated for the comparison.
 struct Sample<'p> {
     op: usize,
     worker: WorkerId,
     contents: &'p [u64],
 }
 
-/// The lookups to repeat, without duplicates: mostly from the last quarter of the plan, some from all of it.
+/// Chooses the lookups to repeat, without duplicates: mostly from the last quarter of the plan, some from all of it.
 fn samples<'p>(plan: &'p Plan, options: &Options) -> Vec<Sample<'p>> {
     let kinds = &plan.columns().kinds;
     let lookups: Vec<usize> = (0..plan.len()).filter(|&op| kinds[op] == Kind::Lookup as u8).collect();
@@ -189,7 +192,7 @@ fn samples<'p>(plan: &'p Plan, options: &Options) -> Vec<Sample<'p>> {
     samples
 }
 
-/// The workers to compare, within a number of blocks: first those of the sampled lookups, then others.
+/// Chooses the workers to compare, up to a total number of blocks: first those of the repeated lookups, then others.
 fn watched(truth: &Truth, samples: &[Sample<'_>], workers: u32, seed: u64) -> Vec<WorkerId> {
     let mut rng = Rng::new(seed ^ 0x776f_726b_6572);
     let mut others: Vec<WorkerId> = (0..workers).collect();
@@ -211,7 +214,8 @@ fn watched(truth: &Truth, samples: &[Sample<'_>], workers: u32, seed: u64) -> Ve
     chosen.into_iter().collect()
 }
 
-/// The answer of an index, by worker; an invalid answer (a worker twice, an unknown worker) is reported separately.
+/// Looks up a prompt in the index, and returns the depth of each worker. An invalid answer (a worker twice, an unknown
+/// worker) is reported as an error of its own.
 fn answers<S: Subject>(
     plan: &Plan,
     subject: &S,
@@ -345,7 +349,7 @@ fn tell(index: &mut ReferenceIndex, worker: &str, change: &Change) {
     }
 }
 
-/// SplitMix64, a generator of random numbers; equal on every machine.
+/// Generator of random numbers (SplitMix64), which gives equal numbers on every machine.
 pub(crate) struct Rng(u64);
 
 impl Rng {
@@ -361,7 +365,7 @@ impl Rng {
         word ^ (word >> 31)
     }
 
-    /// Returns a number below `bound`, which must not be 0.
+    /// Returns a random number below `bound`, which must not be 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }

@@ -1,4 +1,4 @@
-//! Rungs of the ladder under test, and runs of a plan against them by name.
+//! Index designs of the crate `kvatlas-designs` under test, and load tests of a design by its name.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,10 +16,11 @@ use crate::probe::{Probe, probe};
 use crate::result::RunResult;
 use crate::subject::{Counts, Subject};
 
-/// Runs a plan against a new, empty rung of the ladder. `block-index` is timed for its answer as levels.
+/// Runs a plan of events and lookups against a new, empty index of the design `name`. The design `block-index` is timed
+/// with its answer in the form of levels.
 ///
-/// # Errors
-/// As [`run`]; [`Error::Index`] if there is no rung of that name or it cannot be made with these options.
+/// # Errors Those of [`run`]; [`Error::Index`] if there is no design of that name or it cannot be created with these
+/// options.
 pub fn run_design(plan: &Plan, name: &str, options: &Options, interrupt: &Arc<AtomicBool>) -> Result<RunResult, Error> {
     let about = RUNGS.iter().find(|rung| rung.name == name.strip_suffix("-strict").unwrap_or(name));
     let label = Label {
@@ -38,14 +39,13 @@ pub fn run_design(plan: &Plan, name: &str, options: &Options, interrupt: &Arc<At
     run(plan, &options, label, interrupt, || open(name, &made))
 }
 
-/// The name of the run without an index: see [`run_null`].
+/// Name of the load test without an index: see [`run_null`].
 pub const NULL: &str = "null";
 
 /// Runs a plan without an index: the event threads of `block-index` drop every event, and lookups find nothing. The
-/// rate it sustains is the ceiling of the driver on this machine. No comparison is made.
+/// sustained rate is the ceiling of the load test itself on this machine. No comparison is made.
 ///
-/// # Errors
-/// As [`run`].
+/// # Errors Those of [`run`].
 pub fn run_null(plan: &Plan, options: &Options, interrupt: &Arc<AtomicBool>) -> Result<RunResult, Error> {
     let label = Label {
         name: NULL.to_owned(),
@@ -57,10 +57,10 @@ pub fn run_null(plan: &Plan, options: &Options, interrupt: &Arc<AtomicBool>) -> 
     run(plan, &options, label, interrupt, || Ok(FeedSubject(Box::new(pool()?))))
 }
 
-/// The same as [`probe`] for a new, empty rung of the ladder.
+/// Times single lookups like [`probe`], in a new, empty index of the design `name`.
 ///
-/// # Errors
-/// As [`probe`]; [`Error::Index`] if there is no rung of that name or it cannot be made with these options.
+/// # Errors Those of [`probe`]; [`Error::Index`] if there is no design of that name or it cannot be created with these
+/// options.
 pub fn probe_rung(
     plan: &Plan,
     name: &str,
@@ -87,7 +87,8 @@ fn open(name: &str, options: &kvatlas_designs::Options) -> Result<FeedSubject, E
     kvatlas_designs::open(name, options).map(FeedSubject).map_err(|error| Error::Index(error.to_string()))
 }
 
-/// A design without an index, which accepts every change and finds nothing: it measures the driver, the queues and the threads.
+/// A design without an index, which accepts every change and finds nothing: it measures the cost of the load test, the
+/// queues and the threads.
 #[derive(Debug, Default)]
 struct Null;
 
@@ -115,8 +116,8 @@ impl ConcurrentDesign for Null {
     }
 }
 
-/// Any [`Feed`] under test: its own threads apply; lookups run on the caller's thread, or wherever the design runs
-/// them, and are timed with the answer in the design's own form ([`Feed::answer`]).
+/// Any running index ([`Feed`]) under test. Its own threads apply events; lookups run on the caller's thread, or where
+/// the design runs them, and are timed with the answer in the design's own form ([`Feed::answer`]).
 pub struct FeedSubject(pub Box<dyn Feed>);
 
 impl From<LadderStats> for Counts {

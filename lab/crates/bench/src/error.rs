@@ -1,8 +1,8 @@
-//! Errors before a run begins.
+//! Errors that prevent a load test from beginning.
 
 use std::io;
 
-/// The reason why a plan or a run cannot begin. A failure *during* a run is in its result.
+/// Reason why a plan or a load test cannot begin. A failure *during* a load test is in its result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -14,7 +14,7 @@ pub enum Error {
     File {
         /// The file's path.
         path: String,
-        /// The fault in the file.
+        /// Description of the error in the file.
         what: String,
     },
     /// A file could not be read or written.
@@ -22,16 +22,16 @@ pub enum Error {
     Io {
         /// The file's path.
         path: String,
-        /// The system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// An option is unknown or impossible.
     #[error("{0}")]
     Options(String),
-    /// The index could not be made.
+    /// The tested index could not be created.
     #[error("{0}")]
     Index(String),
-    /// The run was interrupted. Its threads have ended.
+    /// The load test was interrupted. Its threads have ended.
     #[error("the run was interrupted")]
     Interrupted,
 }

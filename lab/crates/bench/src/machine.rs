@@ -1,5 +1,5 @@
-//! The machine of a run: its clock and the cost of reading it, pinning of threads, exact sleeps, and the memory of the
-//! process. Absent where the system has no support.
+//! Properties of the machine of a load test: its clock and the cost of reading it, pinning of threads, exact sleeps,
+//! and the memory of the process. Functions without support by the system return nothing.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::error::Error;
 
-/// Pins this thread, and the threads it will start, to the given processors.
+/// Pins the calling thread, and threads it will start, to the given processors.
 ///
 /// # Errors
 /// [`Error::Options`] if a processor does not exist, or the system has no pinning.
@@ -33,7 +33,7 @@ pub(crate) fn pin(cpus: &[usize]) -> Result<(), Error> {
     Err(Error::Options("pin: threads can be pinned on Linux only".to_owned()))
 }
 
-/// Makes this thread's sleeps end on time: Linux otherwise adds up to 50 µs to save wake-ups.
+/// Makes the calling thread's sleeps end on time: Linux otherwise adds up to 50 µs to save wake-ups.
 pub(crate) fn sleep_exactly() {
     #[cfg(target_os = "linux")]
     {
@@ -54,13 +54,14 @@ pub(crate) fn resident_bytes() -> Option<u64> {
     None
 }
 
-/// The clock's properties, measured just before the run.
+/// Properties of the clock, measured just before a load test.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Clock {
-    /// Median of the ns between two consecutive readings, subtracted from every service time.
+    /// Median time between two consecutive readings of the clock, in ns. It is subtracted from every measured service
+    /// time.
     pub cost_ns: u64,
-    /// Smallest difference in ns between two different readings. Some processors' clocks step by ten or more: a
-    /// percentile cannot be finer.
+    /// Smallest difference between two different readings of the clock, in ns. Some processors' clocks advance in steps
+    /// of ten or more: a percentile cannot be finer.
     pub step_ns: u64,
 }
 
@@ -93,13 +94,13 @@ impl Clock {
     }
 }
 
-/// Number of ns since `start`; 0 before it.
+/// Time since `start`, in ns; 0 before `start`.
 #[inline]
 pub(crate) fn nanoseconds(start: Instant) -> u64 {
     between(start, Instant::now())
 }
 
-/// Number of ns from one reading to another; 0 if they are in the other order.
+/// Time from one reading of the clock to another, in ns; 0 if they are in the other order.
 #[inline]
 pub(crate) fn between(start: Instant, end: Instant) -> u64 {
     // Enough for 584 years.

@@ -1,49 +1,50 @@
-//! Options of a run.
+//! Options of a load test.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::plan::Facts;
 
-/// Options of a run, read from JSON and reported in the result. Unknown ones are refused.
+/// Options of a load test, read from JSON and reported in the result. Unknown options are refused.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Length of the measured part, in ns. Alternative to `rate`.
+    /// Length of the measured window, in ns. Alternative to `rate`.
     pub window_ns: Option<u64>,
-    /// Block operations per second, as an alternative to `window_ns`: the window is the time that the measured ones
-    /// then take.
+    /// Blocks looked up, stored and removed per second; alternative to `window_ns`. The window is then the time that
+    /// the measured operations take at this rate.
     pub rate: Option<f64>,
-    /// Share of the plan's operations run first, at the same pace, without being measured.
+    /// Share of the plan's operations that are run first, at the same pace, without being measured.
     pub warm_up: f64,
-    /// Share of the plan's operations at which the run ends; the rest is ignored.
+    /// Share of the plan's operations at which the load test ends; the rest is ignored.
     pub until: f64,
-    /// Number of threads for lookups.
+    /// Number of threads that look up.
     pub query_threads: usize,
-    /// Number of threads that apply events, for designs with a choice.
+    /// Number of threads that apply events, for designs where this can be chosen.
     pub event_threads: usize,
-    /// Leap length of a positional index; `None` for its default.
+    /// Number of blocks by which the search of a positional index advances; `None` for its default.
     pub jump_size: Option<usize>,
-    /// Number of actors of the sharded tree; `None` for its default.
+    /// Number of shards of the sharded radix tree; `None` for its default.
     pub shards: Option<usize>,
     /// Number of workers per group of the grouped index; `None` for its default.
     pub group_size: Option<usize>,
-    /// True to correct the known deviations of a rung.
+    /// True to correct the known errors of a design.
     pub strict: bool,
-    /// Processors: the generator's, one for each query thread, and the rest for the event threads together. Threads
-    /// without one are not pinned.
+    /// Numbers of the processors to which threads are pinned: the first for the generator, one for each query thread,
+    /// and the rest for the event threads together. Threads without a processor are not pinned.
     pub pin: Vec<usize>,
-    /// The seed for the choice of compared lookups and workers.
+    /// Random seed for choosing the compared lookups and workers.
     pub seed: u64,
     /// Number of lookups whose answers are compared.
     pub samples: usize,
-    /// Seconds for each of the two comparisons of answers; 0 for no comparison at all.
+    /// Time for each of the two comparisons of answers, in seconds; 0 for no comparison.
     pub check_seconds: f64,
-    /// The shortest sleep of the generator if nothing is due, in ns: longer means fewer wake-ups and more lag.
+    /// Shortest sleep of the generator when nothing is due, in ns: a longer sleep means fewer wake-ups and more lag.
     pub burst_ns: u64,
-    /// The largest p99 lateness of the generator, in ns. `None`: 1 % of the window, at least 1 ms.
+    /// Maximum p99 lateness of the generator for a valid load test, in ns. `None`: 1 % of the window, at least 1 ms.
     pub lag_limit_ns: Option<u64>,
-    /// Number of windows (at least a second) after the window's close at which a run is given up.
+    /// Time after the end of the window at which a load test is given up, as a multiple of the window (at least a
+    /// second).
     pub drain_windows: f64,
 }
 
@@ -71,13 +72,13 @@ impl Default for Options {
     }
 }
 
-/// Most threads; a larger number is an error of the caller.
+/// Maximum number of threads; a larger number is taken for an error of the caller.
 const THREADS: usize = 1_024;
-/// The longest window, an hour in ns; a longer one is an error of the caller.
+/// Maximum length of the window, an hour in ns; a longer one is taken for an error of the caller.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
 impl Options {
-    /// Reads options, and checks them.
+    /// Reads options from JSON, and checks them.
     ///
     /// # Errors
     /// [`Error::Options`] with the option's name and its valid values.
@@ -87,10 +88,9 @@ impl Options {
         Ok(options)
     }
 
-    /// Reads options without checking them.
+    /// Reads options from JSON without checking them.
     ///
-    /// # Errors
-    /// [`Error::Options`] if they are not JSON, or not options.
+    /// # Errors [`Error::Options`] if the text is not JSON, or has unknown options.
     pub fn parse(json: &str) -> Result<Self, Error> {
         serde_json::from_str(json).map_err(|error| Error::Options(format!("options: {error}")))
     }
@@ -139,10 +139,9 @@ impl Options {
         Ok(())
     }
 
-    /// The window for a measured part.
+    /// Length of the measured window, in ns, for the measured part of a plan.
     ///
-    /// # Errors
-    /// [`Error::Options`] if a rate makes a window longer than an hour.
+    /// # Errors [`Error::Options`] if a rate gives a window longer than an hour.
     pub(crate) fn window(&self, measured: &Facts) -> Result<u64, Error> {
         if let Some(window) = self.window_ns {
             return Ok(window);
@@ -163,7 +162,7 @@ impl Options {
         self.lag_limit_ns.unwrap_or_else(|| (window / 100).max(1_000_000))
     }
 
-    /// The time for the queues to drain after the window's close, in ns.
+    /// Time for the queues to become empty after the end of the window, in ns.
     pub(crate) fn patience(&self, window: u64) -> u64 {
         ((window as f64 * self.drain_windows) as u64).max(1_000_000_000)
     }

@@ -1,6 +1,6 @@
-//! A measurement of single lookups without load: an index is built from a plan's events, then one thread looks up, one
-//! query after the other, each timed in service. Not a run: nothing is queued, so it shows how a design scales and not
-//! what load it sustains.
+//! Measurement of single lookups without load: an index is built from a plan's events, then one thread looks up, one
+//! query after the other, and each call is timed. Nothing is queued, so the measurement shows how a design scales and
+//! not what load it sustains.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,37 +14,38 @@ use crate::plan::{Op, Plan};
 use crate::result::Times;
 use crate::subject::Subject;
 
-/// Number of events sent before waiting for them: enough to keep several threads busy, few enough to be held in memory.
+/// Number of events sent before waiting for them to be applied: enough to keep several threads busy, few enough to fit
+/// in memory.
 const AT_ONCE: usize = 1_024;
 /// Number of lookups whose answers are checked.
 const CHECKED: usize = 64;
 
-/// The result of [`probe`].
+/// Result of timing single lookups with [`probe`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Probe {
-    /// True if all events were applied in time. If not, nothing was looked up.
+    /// True if all events were applied within the time limit; otherwise nothing was looked up.
     pub built: bool,
-    /// The duration of building, in ns.
+    /// Duration of applying all events, in ns.
     pub build_ns: u64,
     /// Number of events applied.
     pub events: u64,
-    /// Number of pairs of a worker and a held block, by the index's own count.
+    /// Number of pairs of a worker and a held block, as counted by the index; `None` if it does not count them.
     pub blocks: Option<u64>,
-    /// Number of lookups timed, all of the plan's unless time ran out.
+    /// Number of lookups timed: all of the plan's, or fewer if the time limit passed.
     pub lookups: u64,
-    /// The times of the call alone, without the cost of the clock.
+    /// Distribution of the time of a lookup call, in ns, without the cost of reading the clock.
     pub service: Option<Times>,
-    /// Number of wrong answers among the first lookups: the plan names each lookup's worker, and a plan for a probe
-    /// asks only for prompts which that worker holds to the last block.
+    /// Number of wrong answers among the first lookups. The plan names a worker for each lookup, and a plan for this
+    /// measurement looks up only prompts that this worker holds to the last block.
     pub wrong: u64,
-    /// The first wrong answer, described.
+    /// Description of the first wrong answer.
     pub example: Option<String>,
-    /// The clock's properties.
+    /// Properties of the clock.
     pub clock: Clock,
 }
 
-/// Builds and looks up, each within its time limit; every lookup runs once untimed before, as far as half of `look`
-/// allows.
+/// Builds an index from a plan's events, then times the plan's lookups, each part within its time limit. Every lookup
+/// runs once untimed before, as far as half of `look` allows.
 ///
 /// # Errors
 /// [`Error::Interrupted`]; [`Error::Index`] if the index failed to answer.

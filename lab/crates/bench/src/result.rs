@@ -1,4 +1,4 @@
-//! The result of a run, as it is serialised. Times in ns unless their name says otherwise.
+//! Result of a load test, in its serialised form. Times are in ns unless their name says otherwise.
 
 use serde::Serialize;
 
@@ -9,98 +9,98 @@ pub use crate::subject::Counts;
 
 use crate::options::Options;
 
-/// The outcome of a run. Its figures count only if `ok`.
+/// Result of a load test. Its figures count only if `ok`.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunResult {
-    /// Version of the format: 1.
+    /// Version of the result's format: 1.
     pub schema: u32,
-    /// True if the figures count: `valid`, `kept_up`, `agrees` and free of errors.
+    /// True if the figures count: the load test was `valid`, `kept_up`, `agrees`, and had no errors.
     pub ok: bool,
-    /// The reasons why the figures do not count; empty if `ok`.
+    /// Reasons why the figures do not count; empty if `ok`.
     pub why: Vec<String>,
     /// True if the operations were issued on schedule: within 1.01 windows, and with a lag within its limit.
     pub valid: bool,
-    /// True if at most a twentieth of the events and of the lookups was queued when the window closed, and all was done
-    /// within 1.1 windows.
+    /// True if at most a twentieth of the events and of the lookups was queued when the measured window ended, and all
+    /// operations were done within 1.1 windows.
     pub kept_up: bool,
     /// True if every queue was empty in the end.
     pub drained: bool,
     /// True if everything compared was right; `None` if nothing was compared.
     pub agrees: Option<bool>,
-    /// The index's name.
+    /// Name of the index.
     pub index: String,
-    /// A short description of the measured thing.
+    /// Short description of the tested index.
     pub about: String,
-    /// The index's origin, with its version.
+    /// Origin of the index, with its version.
     pub version: String,
-    /// The options, with defaults filled in.
+    /// Options of the load test, with defaults filled in.
     pub options: Options,
-    /// The plan.
+    /// Identity and counts of the plan.
     pub plan: PlanFacts,
-    /// Counts of the part after the warm-up.
+    /// Counts of the measured part of the plan, after the warm-up.
     pub measured: Facts,
-    /// Numbers of operations issued in all.
+    /// Numbers of operations issued, including the warm-up.
     pub issued: IssuedCounts,
-    /// Number of events applied in all.
+    /// Number of events applied, including the warm-up.
     pub applied: u64,
-    /// Number of lookups answered in all.
+    /// Number of lookups answered, including the warm-up.
     pub answered: u64,
-    /// Length of the measured part, as planned.
+    /// Planned length of the measured window, in ns.
     pub window_ns: u64,
-    /// The rates of the plan in the window.
+    /// Rates at which the plan issues operations in the measured window.
     pub offered: Rates,
-    /// The rates achieved, over the time from the start of the measured part until all queues were empty; zeros if they
+    /// Achieved rates, over the time from the start of the measured window until all queues were empty; zeros if they
     /// never were.
     pub achieved: Rates,
-    /// The time from the start of the measured part until its last operation was issued.
+    /// Time from the start of the measured window until its last operation was issued, in ns.
     pub issue_span_ns: u64,
-    /// The lateness of the issued operations; `None` if none were measured.
+    /// Distribution of the lateness of the issued operations, in ns; `None` if none were measured.
     pub lag: Option<Times>,
-    /// The limit on the p99 of the lag.
+    /// Maximum p99 of the lag for a valid load test, in ns.
     pub lag_limit_ns: u64,
-    /// The operations not completed when the window closed, whether issued late or not applied yet.
+    /// Operations not completed at the end of the measured window, issued late or not applied yet.
     pub queued_at_close: BacklogCounts,
-    /// The largest number of sent and unapplied events, sampled about once a millisecond.
+    /// Largest number of events that were sent and not applied, sampled about once a millisecond.
     pub max_queued_events: u64,
-    /// The time from the window's close until all queues were empty; `None` if they never were.
+    /// Time from the end of the measured window until all queues were empty, in ns; `None` if they never were.
     pub drain_ns: Option<u64>,
-    /// The time from the start of the measured part until all queues were empty; `None` if they never were.
+    /// Time from the start of the measured window until all queues were empty, in ns; `None` if they never were.
     pub total_ns: Option<u64>,
-    /// The times of the lookup call alone, without the cost of the clock.
+    /// Distribution of the time of a lookup call, in ns, without the cost of reading the clock.
     pub service: Option<Times>,
-    /// The times from a lookup's deadline until its answer.
+    /// Distribution of the time from a lookup's deadline until its answer, in ns.
     pub from_deadline: Option<Times>,
-    /// The index's own counts; zeros if it never drained.
+    /// Counts reported by the index; zeros if its queues never became empty.
     pub counts: Counts,
     /// Memory of the process; `None` if the system does not report it.
     pub memory: Option<Memory>,
-    /// The clock's properties.
+    /// Properties of the clock.
     pub clock: Clock,
-    /// The comparison of the index with the plan; `None` if it was not requested, or the queues never drained.
+    /// Comparison of the index with the plan; `None` if not requested, or if the queues never became empty.
     pub comparison: Option<Comparison>,
 }
 
-/// The identity of the plan.
+/// Identity and counts of a plan, for the result.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlanFacts {
-    /// The plan's digest, equal for equal plans.
+    /// Digest of the plan, equal for equal plans.
     pub digest: String,
     /// Counts of the plan's contents.
     pub facts: Facts,
-    /// The description of the plan's source.
+    /// Description of the plan's source.
     pub meta: serde_json::Value,
 }
 
 /// Numbers of issued operations, including the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct IssuedCounts {
-    /// Number of lookups handed to the query threads.
+    /// Number of lookups passed to the query threads.
     pub lookups: u64,
     /// Number of events sent.
     pub events: u64,
 }
 
-/// Operations per second.
+/// Rates of operations per second.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Rates {
     /// Blocks looked up, stored and removed per second.
@@ -109,46 +109,46 @@ pub struct Rates {
     pub ops_per_s: f64,
 }
 
-/// Numbers of uncompleted operations at some moment.
+/// Operations due and not completed at some moment.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct BacklogCounts {
     /// Number of events due and not applied.
     pub events: u64,
     /// Number of lookups due and not answered.
     pub lookups: u64,
-    /// The `events` as a share of the measured ones.
+    /// Share of the measured events that were due and not applied, 0 to 1.
     pub events_share: f64,
-    /// The `lookups` as a share of the measured ones.
+    /// Share of the measured lookups that were due and not answered, 0 to 1.
     pub lookups_share: f64,
 }
 
-/// A distribution, from a histogram with three significant digits.
+/// Distribution of measured times, in ns, from a histogram with three significant digits.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Times {
     /// Number of times measured.
     pub count: u64,
-    /// The mean of the times.
+    /// Mean of the times, in ns.
     pub mean: f64,
-    /// The time that half of them are at most.
+    /// Median of the times, in ns.
     pub p50: u64,
-    /// The time that 90 % of them are at most.
+    /// 90th percentile of the times, in ns.
     pub p90: u64,
-    /// The time that 99 % of them are at most.
+    /// 99th percentile of the times, in ns.
     pub p99: u64,
-    /// The time that 99.9 % of them are at most.
+    /// 99.9th percentile of the times, in ns.
     pub p999: u64,
-    /// The longest time.
+    /// Longest time, in ns.
     pub max: u64,
 }
 
-/// Resident memory of the process, in bytes. An index's memory is not the difference of two of these: messages are freed
-/// while it grows, and it may reuse their memory.
+/// Resident memory of the process, in bytes, at three moments. An index's memory is not the difference of two of these
+/// values: messages are freed while the index grows, and it may reuse their memory.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Memory {
-    /// Memory with the plan loaded, before the index is made.
+    /// Resident memory in bytes with the plan loaded, before the index is created.
     pub rss_before: u64,
-    /// Memory with the empty index, and all messages and queries prepared.
+    /// Resident memory in bytes with the empty index, and all messages and queries prepared.
     pub rss_ready: u64,
-    /// Memory after everything was applied.
+    /// Resident memory in bytes after everything was applied.
     pub rss_end: u64,
 }

@@ -1,5 +1,5 @@
-//! The interface of an index under test, and a thread that applies events in the order in which they were sent, for indexes
-//! without threads of their own.
+//! Interface of an index under test, and a thread that applies events in the order in which they were sent, for indexes
+//! without their own threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,70 +14,72 @@ use serde::Serialize;
 
 use crate::error::Error;
 
-/// An index's own counts after a run.
+/// Counts reported by an index after a load test; `None` for what the index does not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// Number of stores refused, mostly because of an unknown parent.
+    /// Number of refused stores, mostly because of an unknown parent.
     pub refused_stores: Option<u64>,
     /// Number of removals of blocks that were not held.
     pub unknown_removals: Option<u64>,
-    /// Number of messages between the parts of a design with several.
+    /// Number of messages between the parts of a design with several parts.
     pub messages: Option<u64>,
-    /// Number of workers known.
+    /// Number of known workers.
     pub workers: Option<u64>,
     /// Number of pairs of a worker and a held block.
     pub blocks: Option<u64>,
-    /// Number of entries of the design's own kind: nodes, keys, positions.
+    /// Number of entries of the design's own kind: nodes, keys or positions.
     pub entries: Option<u64>,
     /// Number of failed calls that should not fail (exceptions of an index written in Python).
     pub errors: u64,
-    /// The first of these errors.
+    /// Message of the first failed call.
     pub first_error: Option<String>,
 }
 
 /// An index under test.
 ///
-/// Messages and queries are made before the clock starts, each in memory of its own, as by a decoder. The index's own
-/// work is on the clock: taking a message into its queue, freeing it, finding, and freeing the answer.
+/// Messages and queries are created before the clock starts, each in separate memory, like those of a decoder. The
+/// index's own work is timed: moving a message into its queue, freeing it, finding, and freeing the answer.
 pub trait Subject: Send + Sync + 'static {
-    /// The index's form of an event.
+    /// Form in which the index accepts an event.
     type Message: Send + 'static;
-    /// The index's form of a query.
+    /// Form in which the index accepts a query.
     type Query: Send + Sync + 'static;
     /// The state that a query thread keeps between lookups.
     type Lane: Send + 'static;
 
-    /// Converts an event to the index's form; off the clock.
+    /// Converts an event to the index's form; not timed.
     fn message(&self, change: Change) -> Self::Message;
-    /// Converts a query to the index's form; off the clock.
+    /// Converts a query to the index's form; not timed.
     fn query(&self, contents: &[u64]) -> Self::Query;
-    /// Makes the state of a new query thread.
+    /// Creates the state of a new query thread.
     fn lane(&self) -> Self::Lane;
     /// Sends an event, without waiting for it to be applied.
     fn send(&self, message: Self::Message);
-    /// Number of events applied so far (refused ones included). May lag behind, but not run ahead by more than the
-    /// events being applied at the moment.
+    /// Number of events applied so far, including refused ones. The number may lag behind, but not run ahead by more
+    /// than the events being applied at the moment.
     fn applied(&self) -> u64;
-    /// Returns once all earlier events have been applied. Called after [`applied`](Self::applied) has caught up.
+    /// Waits until all earlier events have been applied. Called after [`applied`](Self::applied) has reached the number
+    /// of events sent.
     fn flush(&self);
-    /// Looks up once, on the clock; the answer is made, and freed or kept for the next lookup to overwrite.
+    /// Looks up once, timed. The answer is created, and freed or kept for the next lookup to overwrite.
     fn lookup(&self, lane: &mut Self::Lane, query: &Self::Query);
-    /// Replaces `scores` by the index's answer; off the clock, after a flush.
+    /// Replaces `scores` by the index's answer to a query; not timed, after a flush.
     ///
     /// # Errors
     /// The index's error message, if it gave no answer.
     fn answer(&self, contents: &[u64], scores: &mut Scores) -> Result<(), String>;
-    /// Every pair of a worker and a held block, in any order, after a flush; `None` if the index cannot list them.
+    /// All pairs of a worker and a held block, in any order, after a flush; `None` if the index cannot list them.
     fn holdings(&self) -> Option<Vec<(WorkerId, BlockHash)>>;
-    /// The index's own counts, after a flush.
+    /// Counts reported by the index, after a flush.
     fn counts(&self) -> Counts;
-    /// Gives up the run: queued events need not be applied. Lookups may still be running.
+    /// Gives up the load test: queued events need not be applied. Lookups may still be running.
     fn give_up(&self) {}
 }
 
-/// A thread that applies events, its channel, and its progress. Dropping it applies the rest and ends the thread.
+/// A thread that applies events, its channel, and its progress. Dropping it applies the queued events and ends the
+/// thread.
 pub struct EventThread<M> {
-    /// The channel to the thread, `None` only while dropping.
+    /// Channel to the thread; `None` only while dropping.
     queue: Option<Sender<M>>,
     sent: AtomicU64,
     progress: Arc<Progress>,
@@ -91,7 +93,7 @@ struct Progress {
 }
 
 impl<M: Send + 'static> EventThread<M> {
-    /// Starts the thread. `apply` must not panic: later events would never be applied.
+    /// Starts the thread. `apply`: applies an event and must not panic, since later events would never be applied.
     ///
     /// # Errors
     /// [`Error::Index`] if the system cannot start a thread.
@@ -118,7 +120,7 @@ impl<M: Send + 'static> EventThread<M> {
 }
 
 impl<M> EventThread<M> {
-    /// Sends an event and returns at once.
+    /// Sends an event to the thread and returns at once.
     pub fn send(&self, message: M) {
         if let Some(queue) = &self.queue {
             // Only a panic ends the thread early; its events are then never applied, which is reported.
@@ -132,14 +134,14 @@ impl<M> EventThread<M> {
         self.progress.applied.load(Ordering::Acquire)
     }
 
-    /// Returns once all earlier events have been applied, or the run was given up.
+    /// Waits until all earlier events have been applied, or the load test was given up.
     pub fn flush(&self) {
         while self.applied() < self.sent.load(Ordering::Relaxed) && !self.progress.given_up.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_micros(50));
         }
     }
 
-    /// Gives up the run: events that are still queued are never applied.
+    /// Gives up the load test: events that are still queued are never applied.
     pub fn give_up(&self) {
         self.progress.given_up.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Plans for tests: prompts that share beginnings, on workers that evict the oldest.
+//! Plans for tests of the load test: prompts that share beginnings, on workers that evict the oldest blocks.
 
 use std::collections::VecDeque;
 
@@ -10,9 +10,9 @@ use crate::plan::{Columns, Plan};
 pub(crate) struct Mix {
     pub(crate) requests: usize,
     pub(crate) workers: u32,
-    /// Capacity of a worker, in blocks.
+    /// Capacity of a worker's cache, in blocks.
     pub(crate) cache: usize,
-    /// Number of requests per clear.
+    /// Number of requests for each clear of a worker.
     pub(crate) clears: usize,
 }
 
@@ -22,7 +22,7 @@ impl Default for Mix {
     }
 }
 
-/// Makes a plan from a seed. A block's name depends on everything before it.
+/// Creates a plan from a seed. A block's hash depends on all blocks before it.
 pub(crate) fn plan(seed: u64, mix: Mix) -> Plan {
     let mut rng = Rng::new(seed);
     let mut c = Columns {

@@ -1,4 +1,4 @@
-//! The final holdings of a plan's workers: its events applied to plain maps, one per worker.
+//! Blocks that a plan's workers hold in the end: the plan's events applied to plain maps, one per worker.
 
 use hashbrown::HashMap;
 
@@ -7,10 +7,10 @@ use kvatlas_index::BlockHash;
 
 use crate::plan::{Op, Plan};
 
-/// The parent of a block (`None` at the start of a prompt) and its content hash.
+/// Parent of a block (`None` at the start of a prompt) and its content hash.
 type Content = (Option<u64>, u64);
 
-/// The holdings of each worker after all events of a plan.
+/// Blocks that each worker holds after all events of a plan.
 pub(crate) struct Truth {
     workers: Vec<HashMap<u64, Content>>,
 }
@@ -40,7 +40,7 @@ impl Truth {
         Self { workers }
     }
 
-    /// Every pair of a worker and a held block, sorted by worker and name.
+    /// All pairs of a worker and a held block, sorted by worker and block hash.
     pub(crate) fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
         let all = (0..).zip(&self.workers).flat_map(|(worker, held)| held.keys().map(move |&name| (worker, name)));
         let mut all: Vec<(WorkerId, BlockHash)> = all.map(|(worker, name)| (worker, BlockHash(name))).collect();
@@ -53,7 +53,7 @@ impl Truth {
         self.workers.get(worker as usize).map_or(0, HashMap::len)
     }
 
-    /// The chains of some workers, prepared for walks.
+    /// Chains of the blocks of some workers, prepared for finding depths.
     pub(crate) fn chains(&self, workers: &[WorkerId]) -> Chains {
         let mut steps = Vec::new();
         for &worker in workers {
@@ -65,8 +65,7 @@ impl Truth {
     }
 }
 
-/// The blocks of workers, sorted by worker, parent and content, for walks from the root that share no code with any
-/// index.
+/// Blocks of workers, sorted by worker, parent and content, for finding depths from the root without code of any index.
 pub(crate) struct Chains {
     steps: Vec<(WorkerId, Option<u64>, u64, u64)>,
 }

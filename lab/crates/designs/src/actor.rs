@@ -1,8 +1,8 @@
-//! Rung 2: a design owned by one thread, and messages to it.
+//! Rung 2 of the ladder of index designs: an index owned by one thread (an actor), and messages to that thread.
 //!
-//! There is no lock, and only one thread ever touches the design: changes and queries are messages, and a caller waits
-//! for the reply. This works for any [`LocalDesign`] unchanged. Its cost is two hops between threads for each lookup,
-//! and that lookups run one after another.
+//! There is no lock, since only one thread ever uses the index: changes and queries are messages, and a caller waits
+//! for the reply. This works for any [`LocalDesign`] unchanged. The cost is two transfers between threads for each
+//! lookup, and that lookups run one after another.
 //!
 //! [`ShardedActors`] distribute the workers over several actors. Changes then spread over their threads, while each
 //! lookup still asks every actor: more messages, shorter work.
@@ -20,7 +20,8 @@ use crate::interface::{Change, Feed, LadderStats, LocalDesign, Scores, WorkerId}
 use crate::mailbox::{Mailbox, PanicMessage, StickyThreads};
 use kvatlas_index::BlockHash;
 
-/// A single-threaded design on a thread of its own. Dropping it ends the thread; unapplied changes are lost.
+/// A single-threaded index on its own thread, which receives changes and queries as messages. Dropping the actor ends
+/// the thread; unapplied changes are lost.
 pub struct Actor<T: LocalDesign> {
     shared: Arc<ActorState<T>>,
     thread: Option<JoinHandle<()>>,
@@ -33,7 +34,7 @@ struct ActorState<T> {
     broken: PanicMessage,
 }
 
-/// A pending answer.
+/// An answer that the actor's thread has not sent yet.
 struct Reply<R>(mpsc::Receiver<thread::Result<R>>);
 
 impl<R> Reply<R> {
@@ -47,7 +48,7 @@ impl<R> Reply<R> {
 }
 
 impl<T: LocalDesign> Actor<T> {
-    /// Starts the thread.
+    /// Starts a thread that owns the index `design`.
     ///
     /// # Panics
     /// If the system starts no more threads, as [`std::thread::spawn`] does.
@@ -56,7 +57,8 @@ impl<T: LocalDesign> Actor<T> {
         Self::try_new(design).expect("the system starts threads")
     }
 
-    /// Starts the thread, as [`new`](Self::new) does, and returns the system's error instead of panicking.
+    /// Starts a thread that owns the index `design`, like [`new`](Self::new), but returns the system's error instead of
+    /// panicking.
     ///
     /// # Errors
     /// If the system starts no more threads.
@@ -67,7 +69,7 @@ impl<T: LocalDesign> Actor<T> {
         Ok(Self { shared, thread: Some(thread), messages: AtomicU64::new(0) })
     }
 
-    /// Sends a query to the thread.
+    /// Sends a query to the actor's thread. `question`: function of the index that computes the answer.
     fn ask<R: Send + 'static>(&self, question: impl FnOnce(&T) -> R + Send + 'static) -> Reply<R> {
         let (answer, reply) = mpsc::sync_channel(1);
         self.shared.mailbox.ask(Box::new(move |design| {
@@ -141,14 +143,15 @@ impl<T: LocalDesign> Drop for Actor<T> {
     }
 }
 
-/// Several actors, each with a share of the workers: assigned in turn on first use, and never moved.
+/// Several actors, each with some of the workers. A worker is assigned to the next actor in turn on first use, and
+/// never moved.
 pub struct ShardedActors<T: LocalDesign> {
     sticky: StickyThreads,
     actors: Box<[Actor<T>]>,
 }
 
 impl<T: LocalDesign> ShardedActors<T> {
-    /// Starts `shards` actors, at least one, each with a design made by `make`.
+    /// Starts `shards` actors, at least one, each with an index created by `make`.
     ///
     /// # Panics
     /// If the system starts no more threads, as [`std::thread::spawn`] does.
@@ -157,7 +160,7 @@ impl<T: LocalDesign> ShardedActors<T> {
         Self::try_new(shards, make).expect("the system starts threads")
     }
 
-    /// Starts the actors, as [`new`](Self::new) does, and returns the system's error instead of panicking.
+    /// Starts several actors like [`new`](Self::new), but returns the system's error instead of panicking.
     ///
     /// # Errors
     /// If the system starts no more threads.

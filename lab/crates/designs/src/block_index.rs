@@ -1,7 +1,7 @@
-//! Rung 7: [`BlockIndex`] as a design of the ladder.
+//! Rung 7 of the ladder of index designs: the project's [`BlockIndex`].
 //!
 //! A worker's number serves as its name and as its rank, so that an answer has the number without reading a name.
-//! Copies are not counted, as in all rungs.
+//! Copies are not counted, as in all designs of the ladder.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,41 +10,42 @@ use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, RankHandle, Tie
 
 use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId};
 
-/// [`BlockIndex`] with workers by number.
+/// The project's [`BlockIndex`], with workers identified by number.
 pub struct BlockIndexRung {
     index: BlockIndex,
     handles: Handles,
     refused: AtomicU64,
-    /// True if [`ConcurrentDesign::answer`] returns the levels as found.
+    /// True if [`ConcurrentDesign::answer`] returns levels (depths with sets of workers), false if it lists every
+    /// worker's depth.
     levels: bool,
 }
 
 impl BlockIndexRung {
-    /// Makes an empty index whose [`answer`](ConcurrentDesign::answer) lists every worker's depth.
+    /// Creates an empty index whose [`answer`](ConcurrentDesign::answer) lists every worker's depth.
     #[must_use]
     pub fn new() -> Self {
         Self { index: empty(), handles: Handles::default(), refused: AtomicU64::new(0), levels: false }
     }
 
-    /// Makes an empty index whose [`answer`](ConcurrentDesign::answer) is a [`Match`](kvatlas_index::Match): levels with their sets of
-    /// workers.
+    /// Creates an empty index whose [`answer`](ConcurrentDesign::answer) is a [`Match`](kvatlas_index::Match): levels,
+    /// that is, depths with their sets of workers.
     #[must_use]
     pub fn levels() -> Self {
         Self { levels: true, ..Self::new() }
     }
 
-    /// The index itself.
+    /// The wrapped [`BlockIndex`].
     #[must_use]
     pub fn index(&self) -> &BlockIndex {
         &self.index
     }
 }
 
-/// Number of workers with handles; higher numbers are looked up by name.
+/// Number of workers with handles, which save finding a worker by name; workers of higher numbers are found by name.
 const HANDLES: usize = 1 << 16;
 const CHUNK: usize = 256;
 
-/// A handle for each worker with changes.
+/// A handle for each worker that was changed, by the worker's number. A handle saves finding the worker by name.
 struct Handles(Box<[OnceLock<Chunk>]>);
 
 type Chunk = Box<[OnceLock<RankHandle>]>;
@@ -56,7 +57,7 @@ impl Default for Handles {
 }
 
 impl Handles {
-    /// Calls `change` with the handle of a worker.
+    /// Calls `change` with the handle of a worker, which is created on first use.
     #[inline]
     fn with<T>(&self, worker: WorkerId, change: impl FnOnce(&RankHandle) -> T) -> T {
         let make = || RankHandle::new(itoa::Buffer::new().format(worker), worker);

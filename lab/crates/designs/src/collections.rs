@@ -1,14 +1,14 @@
-//! Small collections of the designs: a map that mostly has one entry, and sets of numbers as words of bits.
+//! Small collections for the index designs: a map that mostly has one entry, and sets of numbers as words of bits.
 
 use std::hash::Hash;
 
 use hashbrown::HashMap;
 
-/// A map that mostly has one entry.
+/// A map that mostly has one entry, which is stored inline.
 ///
-/// The inner dictionaries of rungs 1 and 3 map a content hash to its blocks, which is one block unless prompts repeat
-/// themselves or each other. A hash map for each would cost ten times the entry, so the first entry is stored inline and a
-/// hash map is made for the second.
+/// The inner dictionaries of rungs 1 and 3 of the ladder map a content hash to its blocks, which is one block unless
+/// prompts repeat themselves or each other. A hash map for each would cost ten times the entry, so a hash map is
+/// created only for the second entry.
 #[derive(Debug)]
 pub(super) enum SmallMap<K, V> {
     One(K, V),
@@ -42,7 +42,7 @@ impl<K: Copy + Eq + Hash, V> SmallMap<K, V> {
         }
     }
 
-    /// Removes a key. Returns true if no entry is left: the caller then removes the map itself.
+    /// Removes a key. Returns true if no entry is left, so that the caller removes the map itself.
     pub(super) fn remove(&mut self, key: &K) -> bool {
         match self {
             Self::One(only, _) => only == key,
@@ -62,13 +62,14 @@ impl<K: Copy + Eq + Hash, V> SmallMap<K, V> {
     }
 }
 
-/// True if bit `member % 64` of word `member / 64` is set.
+/// True if bit `member % 64` of word `member / 64` is set, that is, if `member` is in the set.
 #[inline]
 pub(crate) fn has_bit(words: &[u64], member: u32) -> bool {
     words.get(member as usize / 64).is_some_and(|word| word >> (member % 64) & 1 == 1)
 }
 
-/// Calls `each` with the number of every bit of the word at `at`, in order.
+/// Calls `each` with the number of every set bit of the word `word`, in order. `at`: index of the word, so that its
+/// bits have the numbers `64 * at` and following.
 #[inline]
 pub(crate) fn each_bit(at: u32, mut word: u64, mut each: impl FnMut(u32)) {
     while word != 0 {
@@ -77,7 +78,7 @@ pub(crate) fn each_bit(at: u32, mut word: u64, mut each: impl FnMut(u32)) {
     }
 }
 
-/// The words in which exactly these bits are set. `members` must be sorted.
+/// Converts a sorted list of members to words in which exactly their bits are set.
 pub(crate) fn to_words(members: &[u32]) -> Vec<u64> {
     let mut words = vec![0; members.last().map_or(0, |&last| last as usize / 64 + 1)];
     for &member in members {

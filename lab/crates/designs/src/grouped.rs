@@ -1,4 +1,5 @@
-//! Rung 6, extended: a sparse top level over groups of workers, each group with a positional index of its own.
+//! Rung 6 of the ladder of index designs, extended: a sparse top level over groups of workers, each group with a
+//! positional index of its own.
 //!
 //! ```text
 //!            top      (0,c0) → {g0,g1,g2}   (1,c1) → {g0,g1}   (3,c3) → {g1}   (7,c7) → {}      groups, a few positions
@@ -7,20 +8,20 @@
 //!     g0      g1      g2     PositionalIndexer each: workers, every position
 //! ```
 //!
-//! The design is for fleets too large for one index: groups run on machines of their own and report to the top, at a
-//! few positions only, which prefixes any of their workers holds. These reports bound a group's depth: if no worker of
-//! the group holds block 7 of a query, none is deeper than 7. A search for the deepest workers asks the most promising
-//! group first and stops when no other can be deeper. Here all of it is in one process, and the messages that would
-//! travel are counted: an update for each event that changed the top's data, a probe and an answer for each group
-//! asked.
+//! The design is for fleets too large for one index: groups run on separate machines and report to the top, at a few
+//! positions only, which prefixes any of their workers holds. These reports bound a group's depth: if no worker of the
+//! group holds block 7 of a query, none is deeper than 7. A search for the deepest workers asks the most promising
+//! group first and stops when no other can be deeper. In this implementation everything is in one process, and the
+//! messages that would travel are counted: an update for each event that changed the top's data, a probe and an answer
+//! for each group asked.
 //!
 //! There are two kinds of queries. [`GroupedIndex::find_best`] is the intended one: the deepest workers, asking as few
 //! groups as possible. [`find`](crate::ConcurrentDesign::find) returns every worker's depth, and so must ask every
 //! group that has the first block.
 //!
-//! Deviations of the groups' indexes ([`crate::positional`]) apply here as well. The top is updated while the place is
-//! locked, so it is never behind. It trusts lazy hashes as they do, which can only make a group look more promising
-//! than it is.
+//! The known errors of the groups' indexes ([`crate::positional`]) apply as well. The top is updated while the changed
+//! entry is locked, so it is never behind. It trusts lazy hashes as they do, which can only make a group look more
+//! promising than it is.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -34,17 +35,17 @@ use super::positional::{Coverage, InvalidOption, Layout, Options, PositionalInde
 use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
-/// The layout of the levels.
+/// Options of an index over groups of workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupOptions {
-    /// Number of workers in a group, at least 1: workers `0..n` are the first group, the next `n` the second, and so
-    /// on.
+    /// Number of workers in a group, at least 1: the first group has the workers `0..n`, the second the next `n`, and
+    /// so on.
     pub workers_per_group: u32,
-    /// The positions that are reported to the top.
+    /// Block positions at which groups report their prefixes to the top level.
     pub sparse: SparsePositions,
-    /// The options of each group's index.
+    /// Options of each group's positional index.
     pub inner: Options,
-    /// Number of the deepest workers that [`answer`](crate::ConcurrentDesign::answer) finds.
+    /// Number of deepest workers that [`answer`](crate::ConcurrentDesign::answer) finds.
     pub best: usize,
 }
 
@@ -54,42 +55,41 @@ impl Default for GroupOptions {
     }
 }
 
-/// The deepest workers of a query, with the number of groups asked.
+/// Deepest workers of a query, with the number of groups asked.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BestWorkers {
-    /// The workers with their depths, deepest first. Of equally deep workers at the end of the list, any may be left
-    /// out.
+    /// Workers with their depths in blocks, deepest first. If several workers share the smallest depth in the list,
+    /// others of this depth may be left out.
     pub scores: Scores,
-    /// Number of groups that hold the first block.
+    /// Number of groups in which a worker holds the query's first block.
     pub candidates: usize,
-    /// Number of groups that were asked.
+    /// Number of groups that the search asked.
     pub probed: usize,
 }
 
-/// Positional indexes of groups, under a sparse top level.
+/// Positional indexes of groups of workers, under a sparse top level that knows the prefixes of each group.
 #[derive(Debug)]
 pub struct GroupedIndex {
     options: GroupOptions,
     top: Arc<Top>,
     groups: RwLock<HashMap<u32, Arc<PositionalIndexer>>>,
-    /// Number of probes sent and answers received.
+    /// Number of messages for queries: probes sent to groups, and their answers.
     asked: AtomicU64,
-    /// Number of refusals of workers whose group does not exist yet.
+    /// Number of refused stores of workers whose group does not exist yet.
     refused: AtomicU64,
-    /// Number of removals from groups that do not exist.
+    /// Number of removed blocks of workers whose group does not exist.
     unknown_removals: AtomicU64,
 }
 
-/// Number of locks of the top's map.
+/// Number of locks of the map in the top level, which records the prefixes that each group of workers holds.
 const TOP_SHARDS: usize = 256;
 /// Number of locks of a group's map: few, since there are many groups.
 const GROUP_SHARDS: usize = 32;
 
 impl GroupedIndex {
-    /// Makes an empty index.
+    /// Creates an empty index.
     ///
-    /// # Errors
-    /// If an option is 0 that must be at least 1.
+    /// # Errors If an option that must be at least 1 is 0.
     pub fn new(options: GroupOptions) -> Result<Self, InvalidOption> {
         if options.workers_per_group == 0 {
             return Err(InvalidOption::GroupSize);
@@ -111,8 +111,8 @@ impl GroupedIndex {
         })
     }
 
-    /// Finds the `k` deepest workers of all that hold the first block. Asks groups in the order of their bounds, until
-    /// no other group can have a worker deeper than the `k`-th found.
+    /// Finds the `k` deepest workers among those that hold the first block. Asks groups in the order of their upper
+    /// bounds, until no other group can have a worker deeper than the `k`-th found.
     #[must_use]
     pub fn find_best(&self, content_hashes: &[u64], k: usize) -> BestWorkers {
         let mut scores = Scores::new();
@@ -120,7 +120,8 @@ impl GroupedIndex {
         BestWorkers { scores, candidates, probed }
     }
 
-    /// Replaces `scores` by the `k` deepest, and returns the numbers of candidate groups and of groups asked.
+    /// Replaces `scores` by the `k` deepest workers. Returns the number of groups that hold the first block, and the
+    /// number of groups asked.
     fn find_deepest(&self, content_hashes: &[u64], k: usize, scores: &mut Scores) -> (usize, usize) {
         scores.clear();
         let mut query = Query::new(content_hashes);
@@ -147,13 +148,13 @@ impl GroupedIndex {
         (bounds.len(), probed)
     }
 
-    /// The options that the index was made with.
+    /// Options of the index.
     #[must_use]
     pub fn options(&self) -> GroupOptions {
         self.options
     }
 
-    /// The groups that hold the first block, each with an upper bound of its workers' depths.
+    /// Groups that hold a query's first block, each with an upper bound of its workers' depths, in blocks.
     fn bounds(&self, query: &mut Query<'_>) -> Scores {
         let mut bounds = Scores::new();
         self.walk(query).run_sparse(self.top.sparse, &mut bounds);
@@ -222,7 +223,7 @@ impl ConcurrentDesign for GroupedIndex {
         }
     }
 
-    /// Replaces `scores` by the depth of every worker, from every group that holds the first block.
+    /// Replaces `scores` by the depth of every worker, asking all groups that hold the first block.
     fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
         scores.clear();
         let mut query = Query::new(content_hashes);
@@ -236,7 +237,8 @@ impl ConcurrentDesign for GroupedIndex {
         self.asked.fetch_add(2 * holders.len() as u64, Ordering::Relaxed);
     }
 
-    /// Finds the deepest workers only, as [`GroupedIndex::find_best`] does, which is the intended query.
+    /// Replaces `scores` by the deepest workers only, like [`GroupedIndex::find_best`], which is the intended query.
+    /// Returns the greatest depth.
     fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
         self.find_deepest(content_hashes, self.options.best.max(1), scores);
         scores.first().map_or(0, |&(_, depth)| depth)

@@ -1,24 +1,26 @@
-//! The interface of a design: its events, its queries, and the threads that may use it; and a single-threaded design behind
-//! one lock, the simplest way to share it.
+//! Interface of an index design: events, queries, and the threads that may use an index; and a single-threaded index
+//! behind one lock, the simplest way to share it.
 //!
-//! Lookups share the lock, each change takes it exclusively. With it a [`LocalDesign`] works in an
+//! Lookups share the lock, and each change holds it exclusively. With the lock a [`LocalDesign`] works in an
 //! [`EventPool`](super::pool::EventPool); more than one event thread then only queue for the lock.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kvatlas_index::BlockHash;
 
-/// A worker's number: dense, from 0, assigned by the caller. Each rank with a cache of its own is a worker here.
+/// Number of a worker: dense, from 0, assigned by the caller. Each data-parallel rank with a separate cache is one
+/// worker.
 pub type WorkerId = u32;
 
-/// The answer to a query: every worker that holds at least the first block, once, with its depth; in unspecified order.
+/// Answer to a query: every worker that holds at least the first block, once, with its depth in blocks; in unspecified
+/// order.
 pub type Scores = Vec<(WorkerId, u32)>;
 
-/// The reason why a rung refused an event. A refused event has changed nothing.
+/// Reason why an index design refused an event. A refused event has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The two lists of a store have different lengths.
+    /// A store has different numbers of block hashes and content hashes.
     #[error(
         "{block_hashes} block hashes but {content_hashes} content hashes: a store needs one content hash for each block hash"
     )]
@@ -28,24 +30,24 @@ pub enum Refusal {
         /// Number of content hashes.
         content_hashes: usize,
     },
-    /// A store continues a block that the worker does not hold, and the design cannot store orphans.
+    /// A store continues a block that the worker does not hold, and the design cannot keep blocks without their parent.
     #[error("worker {worker} does not hold block {}, which the store continues: store the parent first", parent.0)]
     UnknownParent {
-        /// The worker of the event.
+        /// Worker of the event.
         worker: WorkerId,
-        /// The unknown block hash.
+        /// Block hash of the unknown parent.
         parent: BlockHash,
     },
-    /// The design has run out of numbers.
+    /// The design cannot number any more workers, blocks or other items.
     #[error("the index is full: {what}")]
     Full {
-        /// The numbered things.
+        /// Kind of the items that cannot be numbered.
         what: &'static str,
     },
 }
 
 impl Refusal {
-    /// The error's code, the same in every release.
+    /// Code of the error, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -64,41 +66,41 @@ pub(crate) fn check_lengths(block_hashes: &[BlockHash], content_hashes: &[u64]) 
     Err(Refusal::LengthMismatch { block_hashes: block_hashes.len(), content_hashes: content_hashes.len() })
 }
 
-/// One change of a worker's holdings, owned so that it can be queued.
+/// A change of the blocks that a worker holds, with its own data so that it can be queued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Consecutive blocks of one chain were cached; the first continues `parent`, each other the one before it.
+    /// A worker has cached consecutive blocks of one chain, the first of them after `parent`.
     Store {
-        /// The worker that cached them.
+        /// Worker that cached the blocks.
         worker: WorkerId,
-        /// The block before the first, or `None` at the start of a prompt.
+        /// Block hash of the block before the first, or `None` at the start of a prompt.
         parent: Option<BlockHash>,
-        /// The engine's names, in chain order.
+        /// Block hashes of the blocks, in chain order.
         block_hashes: Box<[BlockHash]>,
-        /// The content hash of each block.
+        /// Content hashes of the blocks, one for each block hash.
         content_hashes: Box<[u64]>,
     },
-    /// Blocks were evicted.
+    /// A worker has evicted blocks.
     Remove {
-        /// The worker that evicted them.
+        /// Worker that evicted the blocks.
         worker: WorkerId,
-        /// The engine's names, in any order.
+        /// Block hashes of the evicted blocks, in any order.
         block_hashes: Box<[BlockHash]>,
     },
-    /// A worker lost all blocks and stays known.
+    /// A worker has lost all its blocks and remains known.
     Clear {
-        /// The worker that lost everything.
+        /// Worker that lost its blocks.
         worker: WorkerId,
     },
-    /// A worker left.
+    /// A worker has left the fleet.
     Drop {
-        /// The worker that is gone.
+        /// Worker that left.
         worker: WorkerId,
     },
 }
 
 impl Change {
-    /// The worker whose change it is.
+    /// Worker of the change.
     #[must_use]
     pub fn worker(&self) -> WorkerId {
         match self {
@@ -110,30 +112,29 @@ impl Change {
     }
 }
 
-/// Sizes and counts of a design.
+/// Sizes and counts of an index design.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LadderStats {
-    /// Number of workers that are known.
+    /// Number of known workers.
     pub workers: u64,
     /// Number of pairs of a worker and a held block.
     pub blocks: u64,
-    /// Number of entries of the design's own kind (nodes, keys, positions), which determine its memory besides
+    /// Number of entries of the design's own kind (nodes, keys or positions), which determine its memory together with
     /// `blocks`.
     pub entries: u64,
     /// Number of stores refused.
     pub refused: u64,
     /// Number of removals of blocks that were not held.
     pub unknown_removals: u64,
-    /// Number of messages between the parts of a design with several (actors, groups).
+    /// Number of messages between the parts (actors, groups) of a design with several parts.
     pub messages: u64,
 }
 
-/// A design that belongs to one thread at a time.
+/// An index design that one thread uses at a time.
 pub trait LocalDesign: Send + 'static {
     /// Records that a worker cached consecutive blocks of one chain. See [`kvatlas_index::BlockIndex::store`].
     ///
-    /// # Errors
-    /// [`Refusal`]; nothing has changed then, and the refusal is counted.
+    /// # Errors [`Refusal`]; nothing was changed then, and the refusal is counted.
     fn store(
         &mut self,
         worker: WorkerId,
@@ -141,23 +142,23 @@ pub trait LocalDesign: Send + 'static {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Refusal>;
-    /// Records that a worker evicted blocks, in any order. Names that are not held change nothing, and are counted.
+    /// Records that a worker evicted blocks, in any order. Block hashes that are not held change nothing, and are
+    /// counted.
     fn remove(&mut self, worker: WorkerId, block_hashes: &[BlockHash]);
-    /// Records that a worker lost all blocks and stays known.
+    /// Records that a worker lost all its blocks and remains known.
     fn clear(&mut self, worker: WorkerId);
-    /// Records that a worker left.
+    /// Records that a worker left the fleet.
     fn drop_worker(&mut self, worker: WorkerId);
     /// Replaces `scores` by the number of leading blocks of the query that each worker holds.
     fn find(&self, content_hashes: &[u64], scores: &mut Scores);
-    /// Sizes and counts.
+    /// Sizes and counts of the index.
     fn stats(&self) -> LadderStats;
-    /// Every pair of a worker and a held block, sorted by worker and name.
+    /// All pairs of a worker and a held block, sorted by worker and block hash.
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 
-    /// Applies a change.
+    /// Applies a change of the blocks that a worker holds.
     ///
-    /// # Errors
-    /// As [`store`](Self::store).
+    /// # Errors Those of [`store`](Self::store).
     fn apply(&mut self, change: &Change) -> Result<(), Refusal> {
         match change {
             Change::Store { worker, parent, block_hashes, content_hashes } => {
@@ -171,13 +172,12 @@ pub trait LocalDesign: Send + 'static {
     }
 }
 
-/// A design that may be read and changed by many threads. One worker's changes come from one thread at a time (as in a
-/// [`crate::pool::EventPool`]).
+/// An index design that many threads may read and change at once. One worker's changes come from one thread at a time
+/// (as in a [`crate::pool::EventPool`]).
 pub trait ConcurrentDesign: Send + Sync + 'static {
-    /// The same as [`LocalDesign::store`].
+    /// Records that a worker cached consecutive blocks of one chain, like [`LocalDesign::store`].
     ///
-    /// # Errors
-    /// [`Refusal`]; nothing has changed then, and the refusal is counted.
+    /// # Errors [`Refusal`]; nothing was changed then, and the refusal is counted.
     fn store(
         &self,
         worker: WorkerId,
@@ -185,29 +185,30 @@ pub trait ConcurrentDesign: Send + Sync + 'static {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Refusal>;
-    /// The same as [`LocalDesign::remove`].
+    /// Records that a worker evicted blocks, in any order, like [`LocalDesign::remove`].
     fn remove(&self, worker: WorkerId, block_hashes: &[BlockHash]);
-    /// The same as [`LocalDesign::clear`].
+    /// Records that a worker lost all its blocks and remains known, like [`LocalDesign::clear`].
     fn clear(&self, worker: WorkerId);
-    /// The same as [`LocalDesign::drop_worker`].
+    /// Records that a worker left the fleet, like [`LocalDesign::drop_worker`].
     fn drop_worker(&self, worker: WorkerId);
-    /// The same as [`LocalDesign::find`].
+    /// Replaces `scores` by the number of leading blocks of the query that each worker holds, like
+    /// [`LocalDesign::find`].
     fn find(&self, content_hashes: &[u64], scores: &mut Scores);
-    /// Answers in the design's own form, and returns the depth of the deepest worker: the cost of a lookup for callers
-    /// that do not need a list of all depths. A design without another form returns its scores.
+    /// Answers a query in the design's own form, and returns the greatest depth of a worker. Timing this call shows the
+    /// cost of a lookup for callers that do not need a list of all depths. A design without another form fills
+    /// `scores`.
     fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
         self.find(content_hashes, scores);
         deepest(scores)
     }
-    /// The same as [`LocalDesign::stats`].
+    /// Sizes and counts of the index.
     fn stats(&self) -> LadderStats;
-    /// The same as [`LocalDesign::holdings`].
+    /// All pairs of a worker and a held block, sorted by worker and block hash.
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 
-    /// Applies a change.
+    /// Applies a change of the blocks that a worker holds.
     ///
-    /// # Errors
-    /// As [`store`](Self::store).
+    /// # Errors Those of [`store`](Self::store).
     fn apply(&self, change: &Change) -> Result<(), Refusal> {
         match change {
             Change::Store { worker, parent, block_hashes, content_hashes } => {
@@ -221,40 +222,41 @@ pub trait ConcurrentDesign: Send + Sync + 'static {
     }
 }
 
-/// A running design: it accepts changes without blocking the sender, and answers from any thread.
+/// A running index of any design: it accepts changes without blocking the sender, and answers queries from any thread.
 pub trait Feed: Send + Sync {
-    /// Sends a change and returns at once. One worker's changes are applied in the order in which one thread sends
-    /// them.
+    /// Sends a change and returns at once. Changes of one worker sent by one thread are applied in the order of
+    /// sending.
     fn send(&self, change: Change);
     /// Number of changes applied so far, including refused ones.
     fn applied(&self) -> u64;
-    /// Returns once all earlier changes have been applied.
+    /// Waits until all earlier changes have been applied.
     fn flush(&self);
     /// Replaces `scores` by the number of leading blocks of the query that each worker holds, according to the changes
     /// applied so far.
     fn find(&self, content_hashes: &[u64], scores: &mut Scores);
-    /// The same as [`find`](Self::find), in the design's own form: see [`ConcurrentDesign::answer`].
+    /// Answers a query from the changes applied so far, in the design's own form: see [`ConcurrentDesign::answer`].
     fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
         self.find(content_hashes, scores);
         deepest(scores)
     }
-    /// The message of the first panic during a change, if there was one. The change counts as applied and the feed
-    /// continues, but its answers are no longer reliable.
+    /// Message of the first panic during a change, `None` if there was none. After a panic the change counts as applied
+    /// and the index continues, but its answers are no longer reliable.
     fn broken(&self) -> Option<String> {
         None
     }
-    /// Sizes and counts, after a flush.
+    /// Sizes and counts of the index, after all earlier changes have been applied.
     fn stats(&self) -> LadderStats;
-    /// Every pair of a worker and a held block, sorted by worker and name, after a flush.
+    /// All pairs of a worker and a held block, sorted by worker and block hash, after all earlier changes have been
+    /// applied.
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 }
 
-/// The depth of the deepest worker.
+/// Greatest depth of a worker, in blocks; 0 without workers.
 fn deepest(scores: &Scores) -> u32 {
     scores.iter().map(|&(_, depth)| depth).max().unwrap_or(0)
 }
 
-/// Any [`LocalDesign`] behind a reader–writer lock.
+/// A single-threaded index ([`LocalDesign`]) behind a reader–writer lock, so that many threads can use it.
 #[derive(Debug, Default)]
 pub struct RwLocked<T>(RwLock<T>);
 

@@ -1,10 +1,11 @@
-//! Rung 3: an inverted index, content hash → block hash → workers, walked by depth.
+//! Rung 3 of the ladder of index designs: an inverted index, content hash → block hash → workers, searched block by
+//! block.
 //!
-//! One look-up per block serves all workers: the holders of the first block are active, each further block keeps its
-//! holders active, and a worker that drops out has its depth. Sets of workers are sorted lists, so the usual step, at
-//! which no worker drops out, is one comparison of two lists.
+//! One lookup per block serves all workers: the holders of the first block are active, each further block keeps its
+//! holders active, and the depth of a worker is the number of blocks until it drops out. Sets of workers are sorted
+//! lists, so the usual step, at which no worker drops out, is one comparison of two lists.
 //!
-//! Blocks are identified by content and not by position, so the index over-counts as [`nested`](super::nested) does:
+//! Blocks are identified by content and not by position, so the index over-counts like [`nested`](super::nested):
 //!
 //! - *Another prefix.* A worker holds the prompts `1 2` and `3 4`. Asked for `1 4` it seems to hold both blocks; it
 //!   holds one.
@@ -18,8 +19,8 @@
 //! - *New meanings.* A worker holds `1 2` as blocks 71 and 72, announces 71 again with content `3`, and `1` as block 73.
 //!   Block 72 continues 71 and so the `3`. Asked for `1 2` it seems to hold both blocks; it holds one.
 //!
-//! `strict` keeps a block's parent with its name, and the walk goes from name to name: a worker stays active only
-//! through a block that continues one of the previous step's. It is exact on every stream.
+//! `strict` stores a block's parent with its name, and the search goes from name to name: a worker stays active only
+//! through a block that continues one of the previous step's. The answers are then exact for every stream.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -28,20 +29,22 @@ use crate::collections::SmallMap;
 use crate::interface::{LadderStats, LocalDesign, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
-/// The inverted index. See the module's text.
+/// An inverted index: for each content hash the blocks with this content and the workers that hold them. See the
+/// [module](self).
 #[derive(Debug, Default)]
 pub struct InvertedIndex {
     strict: bool,
-    /// The map of content hash → block → holders.
+    /// Blocks and their holders, by content hash.
     by_content: HashMap<u64, SmallMap<Block, Holders>>,
-    /// The map of worker → block hash → contents and parent, since evictions come by name.
+    /// Content hash and parent of each block that a worker holds, by worker and block hash: evictions give only block
+    /// hashes.
     workers: HashMap<WorkerId, HashMap<BlockHash, BlockInfo>>,
     entries: u64,
     refused: u64,
     unknown_removals: u64,
 }
 
-/// The identity of a block: its name and, if strict, its parent.
+/// Identity of a block: its block hash and, if strict, its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Block {
     name: BlockHash,
@@ -54,11 +57,11 @@ struct BlockInfo {
     parent: Option<BlockHash>,
 }
 
-/// The workers that hold a block, sorted.
+/// Workers that hold a block, sorted.
 type Holders = SmallVec<[WorkerId; 4]>;
 
 impl InvertedIndex {
-    /// Makes an empty index. The walk follows parents if `strict`.
+    /// Creates an empty index. `strict`: true if searches follow parents, which makes the answers exact.
     #[must_use]
     pub fn new(strict: bool) -> Self {
         Self { strict, ..Self::default() }
@@ -112,7 +115,7 @@ impl InvertedIndex {
         }
     }
 
-    /// Walks a query by content alone.
+    /// Searches a query by content hashes alone, and appends each worker's depth to `scores`.
     fn drain(&self, query: &[u64], scores: &mut Scores) {
         let mut active: Vec<WorkerId> = Vec::new();
         let mut stay = Vec::new();
@@ -144,7 +147,7 @@ impl InvertedIndex {
         leave(&active, &[], query.len(), scores);
     }
 
-    /// Walks a query from name to name.
+    /// Searches a query from block hash to block hash along parents, and appends each worker's depth to `scores`.
     fn drain_by_name(&self, query: &[u64], scores: &mut Scores) {
         let mut active: Vec<WorkerId> = Vec::new();
         let mut stay = Vec::new();
@@ -194,7 +197,8 @@ impl InvertedIndex {
     }
 }
 
-/// Sorts blocks by name, and joins the holders of equal names: workers may reach one name from different parents.
+/// Sorts blocks by block hash, and joins the holders of equal block hashes, which workers may reach from different
+/// parents.
 fn join_equal_names(blocks: &mut Vec<(BlockHash, Holders)>) {
     if blocks.len() < 2 {
         return;
@@ -211,7 +215,7 @@ fn join_equal_names(blocks: &mut Vec<(BlockHash, Holders)>) {
     });
 }
 
-/// Appends the workers that are in both lists, in order.
+/// Appends the workers that are in both sorted lists to `out`, in order.
 fn common(active: &[WorkerId], holders: &[WorkerId], out: &mut impl Extend<WorkerId>) {
     let (few, many) = if active.len() <= holders.len() { (active, holders) } else { (holders, active) };
     if few.len() * 8 < many.len() {
@@ -225,7 +229,7 @@ fn common(active: &[WorkerId], holders: &[WorkerId], out: &mut impl Extend<Worke
     }));
 }
 
-/// Records the depth of each active worker that is not in `stay`.
+/// Appends to `scores` each active worker that is not in `stay`, with the depth `depth`.
 fn leave(active: &[WorkerId], stay: &[WorkerId], depth: usize, scores: &mut Scores) {
     if active.len() == stay.len() {
         return;

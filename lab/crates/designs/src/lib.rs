@@ -1,8 +1,9 @@
-//! The ladder: designs of one index, from a nested dictionary up, behind one interface.
+//! The ladder: designs of one index, from a nested dictionary up, behind one interface, for comparison.
 //!
 //! Each rung is a known idea, built well and kept recognisable, so that the benefit of each next one is visible.
-//! Deviations of a design are documented where it is defined, with the smallest example, and corrected by `strict`
-//! where that is possible without becoming another design. [`kvatlas_index::BlockIndex`] is the top of the ladder.
+//! Deviations (known errors) of a design are documented where it is defined, with the smallest example, and corrected
+//! by `strict` where that is possible without becoming another design. [`kvatlas_index::BlockIndex`] is the top of the
+//! ladder.
 //!
 //! | rung | type | threads |
 //! |---|---|---|
@@ -16,9 +17,9 @@
 //!
 //! There are two kinds of designs: a [`LocalDesign`] belongs to one thread at a time, a [`ConcurrentDesign`] may be
 //! read and changed by many. A [`Feed`] makes either usable from many threads without blocking the sender of events.
-//! [`open()`] makes each of them by its name.
+//! [`open()`] creates each of them by its name.
 //!
-//! On the ladder a block announced twice is held once: one removal ends it, as in every published design. The tests
+//! In all designs a block announced twice is held once: one removal ends it, as in every published design. The tests
 //! compare with [`kvatlas_index::reference::ReferenceIndex`] without `count_copies`, which does the same.
 
 pub mod actor;

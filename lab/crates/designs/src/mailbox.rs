@@ -1,19 +1,19 @@
-//! A queue of changes to the thread that applies them, and the thread of each worker, assigned in turn on first use and
-//! never changed.
+//! A queue of changes for the thread that applies them, and the assignment of workers to threads, in turn on first use
+//! and never changed.
 //!
-//! A vector under a mutex: senders push, the thread takes all changes at once and leaves an empty vector. A change
-//! costs its sender one short lock, and the thread one lock for all changes that have arrived meanwhile. A backlog is
-//! kept in vectors of [`PAGE`] changes, so that no sender ever waits for a large one to be moved. The queue is
-//! unbounded.
+//! The queue is a vector under a mutex: senders push, the thread removes all changes at once and leaves an empty
+//! vector. A change costs its sender one short lock, and the thread one lock for all changes that have arrived
+//! meanwhile. A backlog is kept in vectors of [`PAGE`] changes, so that no sender ever waits for a large one to be
+//! moved. The queue is unbounded.
 //!
 //! Waking a thread costs the waker some microseconds, twenty times a change. An idle thread therefore polls for a
 //! moment, yielding to others, before it sleeps; only a sleeping thread is woken.
 //!
-//! An actor's queries come the same way in a list of their own ([`Job`]). They run between two changes, so that a
-//! reader waits for one change and not for the whole queue.
+//! An actor's queries come the same way in a separate list ([`Job`]). They run between two changes, so that a reader
+//! waits for one change and not for the whole queue.
 //!
-//! Senders look it up for each change, from several threads at once, so it is a lock-free array of atomics by worker
-//! number, in pages that double.
+//! Senders look up a worker's thread for each change, from several threads at once, so the assignment is a lock-free
+//! array of atomics by worker number, in pages that double.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,31 +24,32 @@ use crossbeam_utils::{Backoff, CachePadded};
 
 use crate::interface::{Change, WorkerId};
 
-/// Number of changes in a vector of the queue.
+/// Number of changes in each vector of the queue.
 const PAGE: usize = 1024;
 
-/// A query that the thread runs between two changes.
+/// A query, as a function that the thread runs between two changes.
 pub(super) type Job<T> = Box<dyn FnOnce(&T) + Send>;
 
-/// The queue of a thread that owns a `T`.
+/// Queue of changes and queries for the thread that owns a `T`.
 pub(super) struct Mailbox<T> {
     queue: Mutex<Queue<T>>,
-    /// Wakes the thread when work arrives.
+    /// Condition variable that wakes the thread when changes or queries arrive.
     filled: Condvar,
-    /// Wakes flushing threads when the thread has finished what it took.
+    /// Condition variable that wakes flushing callers when the thread has applied the changes it removed from the
+    /// queue.
     emptied: Condvar,
     /// Number of changes applied so far, written by the thread alone.
     applied: CachePadded<AtomicU64>,
     jobs: CachePadded<AtomicUsize>,
     closed: AtomicBool,
-    /// True if there is work, for polling without the lock.
+    /// True if there are changes or queries, for polling without the lock.
     any: AtomicBool,
 }
 
 struct Queue<T> {
-    /// The full vectors of changes, oldest first.
+    /// Full vectors of changes, oldest first.
     pages: Vec<Vec<Change>>,
-    /// The newest changes.
+    /// Newest changes, after those in the full vectors.
     changes: Vec<Change>,
     jobs: Vec<Job<T>>,
     sent: u64,
@@ -81,7 +82,7 @@ impl<T> Mailbox<T> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a change.
+    /// Sends a change to the thread.
     pub(super) fn send(&self, change: Change) {
         let mut queue = self.lock();
         if queue.changes.len() == PAGE {
@@ -93,7 +94,7 @@ impl<T> Mailbox<T> {
         self.wake(queue);
     }
 
-    /// Sends a query, which is dropped if the thread has been told to end.
+    /// Sends a query to the thread. The query is dropped if the thread was told to end, that is, its queue is closed.
     pub(super) fn ask(&self, job: Job<T>) {
         let mut queue = self.lock();
         queue.jobs.push(job);
@@ -115,7 +116,7 @@ impl<T> Mailbox<T> {
         self.applied.load(Ordering::Acquire)
     }
 
-    /// Returns once all earlier changes are applied.
+    /// Waits until all earlier changes are applied.
     pub(super) fn flush(&self) {
         let mut queue = self.lock();
         let sent = queue.sent;
@@ -126,14 +127,14 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Tells the thread to end after its current change; the rest is discarded.
+    /// Tells the thread to end after its current change; later changes and queries are discarded.
     pub(super) fn close(&self) {
         let queue = self.lock();
         self.closed.store(true, Ordering::Relaxed);
         self.wake(queue);
     }
 
-    /// The main loop of the thread: applies changes and runs jobs, until the mailbox is closed.
+    /// Main loop of the thread: applies changes with `apply` and runs queries, until the queue is closed.
     pub(super) fn serve(&self, design: &mut T, mut apply: impl FnMut(&mut T, &Change)) {
         let mut pages = Vec::new();
         let mut changes = Vec::new();
@@ -168,7 +169,8 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Waits for work, and moves it into the given empty vectors. Returns false at the end.
+    /// Waits for changes or queries, and moves them into the given empty vectors. Returns false once the queue is
+    /// closed.
     fn take(&self, pages: &mut Vec<Vec<Change>>, changes: &mut Vec<Change>, jobs: &mut Vec<Job<T>>) -> bool {
         let mut queue = self.lock();
         if queue.flushing > 0 {
@@ -205,12 +207,12 @@ impl<T> Queue<T> {
     }
 }
 
-/// The message of a design's first panic.
+/// Message of the first panic during a change.
 #[derive(Debug, Default)]
 pub(super) struct PanicMessage(OnceLock<String>);
 
 impl PanicMessage {
-    /// Runs `work`; a panic is caught and its message stored.
+    /// Runs `work`, which applies `change`. A panic is caught, and the message of the first one stored.
     pub(super) fn catch(&self, change: &Change, work: impl FnOnce()) {
         // The design may be left half changed, which `broken` reports.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
@@ -228,7 +230,8 @@ fn words(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-/// The worker number from which on threads follow from the number, so that one wild number does not cost gigabytes.
+/// Worker number from which on a worker's thread is computed from the number instead of stored, so that a single very
+/// large number does not cost gigabytes.
 const DEALT: u32 = 1 << 22;
 const PAGES: usize = DEALT.ilog2() as usize;
 
@@ -236,13 +239,13 @@ const PAGES: usize = DEALT.ilog2() as usize;
 pub(super) struct StickyThreads {
     count: usize,
     dealt: AtomicUsize,
-    /// The threads of workers: page p has workers 2^p - 1 to 2^(p+1) - 2; each entry is a thread plus 1, or 0 if
-    /// unassigned.
+    /// Thread of each worker: page p has workers 2^p - 1 to 2^(p+1) - 2; each entry is the thread's number plus 1, or 0
+    /// if unassigned.
     pages: [OnceLock<Box<[AtomicU32]>>; PAGES],
 }
 
 impl StickyThreads {
-    /// Makes an empty assignment of workers to `count` threads.
+    /// Creates an empty assignment of workers to `count` threads.
     pub(super) fn new(count: usize) -> Self {
         Self { count, dealt: AtomicUsize::new(0), pages: [const { OnceLock::new() }; PAGES] }
     }

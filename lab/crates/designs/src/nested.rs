@@ -1,6 +1,7 @@
-//! Rung 1: worker → content hash → block hashes, and a lookup that asks each worker for each block.
+//! Rung 1 of the ladder of index designs: worker → content hash → block hashes, and a lookup that asks each worker for
+//! each block.
 //!
-//! The simplest design. A lookup costs O(workers × depth) whatever is held, since the workers' dictionaries are
+//! The simplest design. A lookup costs O(workers × depth) for any holdings, since the workers' dictionaries are
 //! independent. The dictionary identifies a block by its content, and does not know its position in a prompt. These
 //! answers are therefore wrong, each an over-count (`strict` corrects them all):
 //!
@@ -17,8 +18,8 @@
 //!   Block 72 continues 71 and so the `3`. Asked for `1 2` it seems to hold both blocks; it holds one.
 //!
 //! `strict` follows names: a block counts if its content matches *and* its parent is one of the previous step's
-//! matches. It is the same dictionary, with each block's parent beside its name. It is exact on every stream, and its
-//! lookups cost the same unless a content repeats often within one worker.
+//! matches. It is the same dictionary, with each block's parent beside its name. Its answers are exact for every
+//! stream, and its lookups cost the same unless a content repeats often within one worker.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -27,7 +28,7 @@ use crate::collections::SmallMap;
 use crate::interface::{LadderStats, LocalDesign, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
-/// The nested dictionary. See the module's text.
+/// A nested dictionary: worker → content hash → block hashes. See the [module](self).
 #[derive(Debug, Default)]
 pub struct NestedMap {
     strict: bool,
@@ -38,14 +39,14 @@ pub struct NestedMap {
 
 #[derive(Debug, Default)]
 struct Worker {
-    /// The map of content hash → block hash → parent.
+    /// Parents of the worker's blocks, by content hash and block hash.
     by_content: HashMap<u64, SmallMap<BlockHash, Option<BlockHash>>>,
-    /// The map of block hash → content hash, since evictions come by name.
+    /// Content hashes of the worker's blocks by block hash: evictions give only block hashes.
     contents: HashMap<BlockHash, u64>,
 }
 
 impl NestedMap {
-    /// Makes an empty dictionary. Lookups follow parents if `strict`.
+    /// Creates an empty dictionary. `strict`: true if lookups follow parents, which makes the answers exact.
     #[must_use]
     pub fn new(strict: bool) -> Self {
         Self { strict, ..Self::default() }

@@ -1,4 +1,4 @@
-//! The registry of rungs by name.
+//! Registry of the index designs (rungs of the ladder), which are created by name.
 
 use std::io;
 
@@ -13,18 +13,18 @@ use crate::pool::EventPool;
 use crate::positional::{self, InvalidOption, Layout, PositionalIndexer, Search};
 use crate::radix::RadixTree;
 
-/// Options for making a rung; each rung ignores options it does not use.
+/// Options for creating an index of a design. Each design ignores options that it does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Number of threads that apply events, for rungs with a pool; 1 to 1,024.
+    /// Number of threads that apply events, for designs with a pool of threads; 1 to 1,024.
     pub event_threads: usize,
-    /// Number of blocks that the positional rungs jump, at least 1.
+    /// Number of blocks by which the search of the positional designs advances, at least 1.
     pub jump_size: usize,
-    /// Number of actors of `radix-sharded`; 1 to 1,024.
+    /// Number of shards of `radix-sharded`, each with its own thread; 1 to 1,024.
     pub shards: usize,
-    /// Number of workers in a group of `grouped`; at least 1.
+    /// Number of workers in a group of `grouped`, at least 1.
     pub group_size: usize,
-    /// True to correct the known deviations, where possible.
+    /// True to correct the design's known errors, where possible.
     pub strict: bool,
 }
 
@@ -34,26 +34,27 @@ impl Default for Options {
     }
 }
 
-/// Most threads of one rung.
+/// Maximum number of threads of one index.
 const MOST_THREADS: usize = 1024;
 
-/// A kind of error of a design. Each module describes its own, with the smallest example.
+/// Kind of wrong answers of a design. Each module describes those of its design, with the smallest example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Deviation {
-    /// One content at several places of prompts counts as one.
+    /// Blocks of equal content at several positions of prompts count as one block.
     Conflation,
-    /// A missing block before held blocks is not noticed.
+    /// A missing block before held blocks is not noticed, so that depths are too large.
     Holes,
-    /// A block whose parent is not held is counted, or refused for good.
+    /// A block whose parent is not held is counted, or refused and not kept until the parent comes.
     Orphans,
-    /// A name that changes its meaning leaves the blocks that continue it behind.
+    /// If a block hash is announced again for another block, the blocks that continue it keep their old position in the
+    /// index.
     Renames,
-    /// Several names of one worker for one block are mixed up.
+    /// Several block hashes of one worker for one block are confused.
     Aliases,
 }
 
 impl Deviation {
-    /// The deviation's name, the same in every release.
+    /// Name of the kind of errors, the same in every release.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -66,16 +67,16 @@ impl Deviation {
     }
 }
 
-/// An entry of the registry.
+/// An index design in the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rung {
-    /// The name that [`open`] takes.
+    /// Name of the design for [`open`].
     pub name: &'static str,
-    /// A description of the rung.
+    /// Description of the design.
     pub what: &'static str,
-    /// The deviations of the rung, strict or not.
+    /// Known errors of the design without `strict`.
     pub deviations: &'static [Deviation],
-    /// The deviations of the strict form; `None` if there is none.
+    /// Errors that remain with `strict`; `None` if the design has no strict form.
     pub strict: Option<&'static [Deviation]>,
 }
 
@@ -94,7 +95,7 @@ const BY_CONTENT: Deviations = &[Conflation, Orphans, Renames, Aliases];
 const BY_PLACE: Deviations = &[Orphans, Renames, Aliases];
 const BY_LEAPS: Deviations = &[Conflation, Holes, Orphans, Renames, Aliases];
 
-/// All rungs written in Rust, lowest first.
+/// All index designs written in Rust, the lowest rung of the ladder first.
 pub const RUNGS: &[Rung] = &[
     Rung::new("dict", "nested dictionary behind one lock, one event thread", BY_CONTENT, Some(NONE)),
     Rung::new("dict-actor", "nested dictionary owned by an actor", BY_CONTENT, Some(NONE)),
@@ -110,11 +111,11 @@ pub const RUNGS: &[Rung] = &[
     Rung::new("block-index-scores", "the same, every worker's depth spelled out", NONE, Some(NONE)),
 ];
 
-/// The reason why a rung could not be opened.
+/// Reason why an index of a design could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The name is unknown.
+    /// No design has the given name.
     #[error("unknown rung {name:?}: it is one of {}", names())]
     UnknownRung {
         /// The given name.
@@ -123,29 +124,29 @@ pub enum OpenError {
     /// An option has an invalid value.
     #[error("{option} must be {wanted}, got {got}")]
     InvalidOption {
-        /// The option's name.
+        /// Name of the option.
         option: &'static str,
-        /// The valid values.
+        /// Description of the valid values.
         wanted: &'static str,
         /// The given value.
         got: usize,
     },
-    /// The rung has no strict form.
+    /// The design has no strict form.
     #[error("{name} cannot be strict: its errors follow from its design")]
     NeverStrict {
-        /// The rung's name.
+        /// Name of the design.
         name: &'static str,
     },
     /// The design refused an option.
     #[error(transparent)]
     Refused(#[from] InvalidOption),
-    /// The system could not start a thread.
+    /// The operating system could not start a thread.
     #[error("the threads of the rung could not be started: {0}")]
     Threads(#[from] io::Error),
 }
 
 impl OpenError {
-    /// The error's code, the same in every release.
+    /// Code of the error, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -162,8 +163,8 @@ fn names() -> String {
     RUNGS.iter().map(|rung| rung.name).collect::<Vec<_>>().join(", ")
 }
 
-/// Makes an empty, running rung. `name`: one of [`RUNGS`]; the suffix `-strict` makes it strict whatever the options
-/// say.
+/// Creates an empty, running index of a design. `name`: name of one of [`RUNGS`]; the suffix `-strict` sets the option
+/// `strict`.
 ///
 /// # Errors
 /// [`OpenError`].

@@ -1,8 +1,8 @@
-//! A pool of event threads with a fixed thread per worker, which feeds any [`ConcurrentDesign`].
+//! A pool of event threads with a fixed thread for each worker, which feeds any [`ConcurrentDesign`].
 //!
 //! Each worker belongs to one thread for life, so its changes are applied in order without a lock of its own, and
 //! changes of different workers in parallel. Senders never wait: queues are unbounded. Lookups run on the caller's
-//! thread, beside the changes.
+//! thread, in parallel with changes.
 //!
 //! A change that panics does not end its thread. It counts as applied, [`Feed::broken`] returns its message from then
 //! on, and later changes are applied as far as the design allows: stopping would make every later answer wrong instead
@@ -16,7 +16,8 @@ use crate::interface::{Change, ConcurrentDesign, Feed, LadderStats, Scores, Work
 use crate::mailbox::{Mailbox, PanicMessage, StickyThreads};
 use kvatlas_index::BlockHash;
 
-/// A concurrent design fed by threads of its own. Dropping it ends the threads; unapplied changes are lost.
+/// A concurrent index with threads that apply its events. Dropping the pool ends the threads; unapplied changes are
+/// lost.
 pub struct EventPool<I: ConcurrentDesign> {
     shared: Arc<PoolState<I>>,
     threads: Vec<JoinHandle<()>>,
@@ -39,7 +40,7 @@ impl<I: ConcurrentDesign> EventPool<I> {
         Self::try_new(index, threads).expect("the system starts threads")
     }
 
-    /// Starts the threads, as [`new`](Self::new) does, and returns the system's error instead of panicking.
+    /// Starts event threads like [`new`](Self::new), but returns the system's error instead of panicking.
     ///
     /// # Errors
     /// If the system starts no more threads.
@@ -58,7 +59,7 @@ impl<I: ConcurrentDesign> EventPool<I> {
         Ok(pool)
     }
 
-    /// The design itself.
+    /// The index that the threads feed.
     #[must_use]
     pub fn index(&self) -> &I {
         &self.shared.index

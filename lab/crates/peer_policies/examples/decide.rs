@@ -1,10 +1,11 @@
-//! A benchmark of decisions: nanoseconds per `Router::choose`, by number of workers.
+//! Benchmark of routing decisions: time of `Router::choose`, in nanoseconds, by number of workers.
 //!
-//! `cargo run --release -p kvatlas-peer-policies --example decide`. Prompts of 750 blocks of 16 tokens; a quarter of the workers
-//! hold half of each. Each request gets its first token 64 requests later and ends 256 later, and in fleets of up to
-//! 64 the caches are half full of what runs. With loads and pulls, that quarter also has more in host memory, in pools and
-//! for others. The lookup in the index is not part of it; making [`Depths`] from its answer is. Names of policies after
-//! the number of rounds leave out all others.
+//! `cargo run --release -p kvatlas-peer-policies --example decide`. Prompts have 750 blocks of 16 tokens; a quarter of
+//! the workers hold half of each. Each request gets its first token 64 requests later and ends 256 later, and in fleets
+//! of up to 64 workers the caches are half full of running prompts. With loads and pulls, the same quarter also has
+//! more blocks in host memory, in pools and for other workers to pull. The lookup in the index is not timed; filling
+//! [`Depths`] from its answer is. The arguments are the number of rounds and the names of the policies to measure, by
+//! default all.
 #![allow(clippy::print_stdout, reason = "it prints a table")]
 
 use std::collections::VecDeque;
@@ -15,7 +16,7 @@ use kvatlas_routing::{Config, Depth, Depths, Load, Options, Outcome, PolicyTable
 
 const BLOCKS: usize = 750;
 const PROMPTS: u64 = 512;
-/// Requests in flight.
+/// Number of requests in flight.
 const OPEN: usize = 256;
 
 fn main() -> Result<(), kvatlas_routing::Error> {
@@ -40,7 +41,8 @@ fn main() -> Result<(), kvatlas_routing::Error> {
     Ok(())
 }
 
-/// `moves`: whether workers have host memory and pools, and pull from each other.
+/// Measures one round of decisions of a policy. `moves`: true if workers have host memory and pools, and pull from each
+/// other.
 fn round(
     policies: &PolicyTable,
     name: &str,

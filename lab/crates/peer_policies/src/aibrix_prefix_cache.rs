@@ -1,4 +1,4 @@
-//! The prefix-cache router of AIBrix.
+//! The policy `prefix-cache` of AIBrix's router.
 
 use crate::parts::Pieces;
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
@@ -6,7 +6,8 @@ use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::{mean, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
-/// `prefix-cache` of AIBrix 0.7 with the defaults of its code.
+/// `prefix-cache` of AIBrix 0.7 with the defaults of its code: the worker that was sent most of the prompt before, if
+/// not overloaded.
 ///
 /// ```text
 /// running = requests in flight
@@ -16,10 +17,10 @@ use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms
 /// choice  = the first with percent > 0 and running <= mean + standard_deviation_factor * deviation of running
 ///           (over all workers, n - 1); if none, any of the candidates with the fewest running
 /// ```
-/// Its manifests set 16 and 2 instead of 8 and 1. The table keeps `prefix_cache_block_number` blocks, each for
-/// `eviction_duration_mins`: there a block is 4 characters (128 in the manifests) and its workers go together; here it is
-/// an engine's block and each worker's copy counts. Its other mode reads engine events, which in 0.7 cannot match more than
-/// a first block, and is left out.
+/// AIBrix's manifests set 16 and 2 instead of 8 and 1. The table keeps `prefix_cache_block_number` blocks, each for
+/// `eviction_duration_mins`. In AIBrix a block is 4 characters (128 in the manifests) and its workers are dropped
+/// together; in this implementation a block is an engine's block and each worker's copy counts. AIBrix's other mode
+/// reads engine events, which in 0.7 cannot match more than a first block, and is left out.
 pub(crate) struct AibrixPrefixCache {
     imbalance: f64,
     deviation_factor: f64,
@@ -45,8 +46,8 @@ impl AibrixPrefixCache {
         self.table.depth(worker, &pieces.chain, self.bounds.ttl, now) * 100 / pieces.chain.len().max(1)
     }
 
-    /// The most running requests with which a worker may still be chosen for its match: the mean of all candidates plus
-    /// `deviation_factor` times their deviation.
+    /// Maximum number of running requests with which a worker may still be chosen for its match: the mean of all
+    /// candidates plus `deviation_factor` times their deviation.
     fn most(&self, candidates: &Candidates) -> f64 {
         let running = || candidates.requests.iter().map(|&count| f64::from(count));
         let mean = mean(running());

@@ -1,4 +1,4 @@
-//! The policies of NVIDIA Dynamo: its KV router, and its two-tier cost function.
+//! Policies of NVIDIA Dynamo: its KV router, and its two-tier cost function.
 
 use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::{compared, sheet};
@@ -8,8 +8,8 @@ use crate::parts::Pieces;
 use crate::parts::books::{Books, Load};
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
 
-/// The default cost of Dynamo's KV router (1.5 and 1.6: docs/components/router, flags of the frontend); the lowest wins,
-/// any of equals.
+/// The default cost of Dynamo's KV router (1.5 and 1.6: docs/components/router, flags of the frontend). The worker with
+/// the lowest cost is chosen, any among equals.
 ///
 /// ```text
 /// prefill = (tokens to compute of requests without a first token + prompt tokens) / block size
@@ -19,12 +19,12 @@ use crate::parts::sent_blocks::{Bounds, SentBlocks};
 ///           + distinct blocks in use with this prompt + active_request_weight * requests
 /// temperature > 0: drawn with weight exp(-(cost - lowest) / (range * temperature))
 /// ```
-/// A request's prompt counts until its first token, less what was credited; its blocks until it ends, shared ones once;
-/// output is not counted (`router_track_output_blocks` is off there). Requests older than the expiry are dropped from the
-/// books, as there. With `router_predicted_ttl_secs` what was sent counts as held for so long; without
-/// `router_kv_events` nothing else does, for `router_ttl_secs`. With a credit above 1 cost stops at 0, as in 1.5; later
-/// versions let it fall below. Not here: the queue, shared caches, taints and the predicted prefill time model, all off by
-/// default there.
+/// A request's prompt counts until its first token, minus the credited part; its blocks until it ends, shared ones
+/// once. Output is not counted (`router_track_output_blocks` is off in Dynamo). Requests older than the expiry are
+/// dropped from the counts, as in Dynamo. With `router_predicted_ttl_secs` sent prompts count as held for this time;
+/// without `router_kv_events` nothing else does, for `router_ttl_secs`. With a credit above 1 the cost stops at 0, as
+/// in 1.5; later versions let it fall below. Left out: the queue, shared caches, taints and the predicted prefill time
+/// model, all off by default in Dynamo.
 pub(crate) struct DynamoKv {
     name: &'static str,
     credit: f64,
@@ -43,7 +43,7 @@ pub(crate) struct DynamoKv {
     draw: Draw,
 }
 
-/// Defaults that differ between presets of the cost.
+/// Default options that differ between presets of Dynamo's cost.
 struct Preset {
     name: &'static str,
     credit: f64,
@@ -53,7 +53,7 @@ struct Preset {
 
 const PLAIN: Preset = Preset { name: "dynamo-kv", credit: 1.0, prefill_scale: 1.0, request_weight: 0.0 };
 
-/// The agentic preset (ai-dynamo/dynamo#13447, October 2026): weights for long prompts that are mostly cached.
+/// Dynamo's preset for agents (ai-dynamo/dynamo#13447, October 2026): weights for long prompts that are mostly cached.
 const AGENTIC: Preset = Preset { name: "dynamo-agentic", credit: 2.0, prefill_scale: 4.0, request_weight: 64.0 };
 
 impl DynamoKv {
@@ -88,7 +88,8 @@ impl DynamoKv {
         })
     }
 
-    /// The matched blocks on the device, and the credit for those on other tiers, in blocks.
+    /// Number of matched blocks on the device of a worker, and the credit for matched blocks on its other tiers, in
+    /// blocks.
     fn overlap(&self, chain: &[u64], candidates: &Candidates, row: usize, now: f64) -> (f64, f64) {
         if self.load_aware {
             return (0.0, 0.0);
@@ -181,14 +182,14 @@ impl Policy for DynamoKv {
     }
 }
 
-/// Dynamo's two-tier cost function (ai-dynamo/dynamo#14498, in 1.5.0); the first of equals.
+/// Dynamo's two-tier cost function (ai-dynamo/dynamo#14498, in 1.5.0). Among equal workers the first is chosen.
 ///
 /// ```text
 /// most - fewest requests > imbalance_requests and most > imbalance_ratio * fewest: the fewest requests
 /// else longest match / blocks of the prompt > match_share: of those that match as much, the fewest requests
 /// else: the fewest requests
 /// ```
-/// Blocks on the device count. Later versions add 0.75 of those on the host: that is `host_weight`.
+/// Blocks on the device count. Later versions add 0.75 of the blocks in host memory, which is `host_weight`.
 pub(crate) struct DynamoTwoTier {
     imbalance_requests: f64,
     imbalance_ratio: f64,

@@ -1,11 +1,12 @@
-//! The policies of other routers, by their published formulas and with their owners' defaults.
+//! Routing policies of other routers, by their published formulas and with their owners' defaults, for comparison.
 //!
-//! Each file gives its policy's formula, its source, and the differences here. The policies use the same inputs as the
-//! originals: requests they sent, engines' reports, prompts sent before, or the index where the original reads engine
-//! events. `docs/reference/policies.md` lists them with their options. The product does not depend on this crate; a
-//! program that wants them adds [`POLICIES`] to a [`PolicyTable`](kvatlas_routing::PolicyTable).
+//! Each file gives its policy's formula, its source, and the differences of this implementation. The policies use the
+//! same inputs as the originals: requests they sent, engines' reports, prompts sent before, or the index where the
+//! original reads engine events. `docs/reference/policies.md` lists them with their options. The product does not
+//! depend on this crate; a program that wants these policies adds [`POLICIES`] to a
+//! [`PolicyTable`](kvatlas_routing::PolicyTable).
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `parts/` | parts shared by several policies: hashes of a prompt, tables of prompts sent and of requests in flight |
 //! | others | the policies of one router each |
@@ -41,7 +42,7 @@ use smg_spill::SmgSpill;
 use uncached_tokens::{Gorgo, LMetric};
 use vllm::{LoadAware, VllmRouterKvAware};
 
-/// The policies of this crate.
+/// Policies of this crate, by name.
 pub const POLICIES: &[PolicyEntry] = &[
     PolicyEntry { name: "prefix-hash", make: |options, seed| boxed(PrefixHash::new(options, seed)) },
     PolicyEntry { name: "smg-cache-aware", make: |options, seed| boxed(SmgCacheAware::new(options, seed)) },

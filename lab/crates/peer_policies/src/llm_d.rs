@@ -1,4 +1,4 @@
-//! The policies of the llm-d router: its weighted scorers, and by token load.
+//! Policies of the llm-d router: its weighted scorers, and its choice by token load.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,13 @@ use crate::parts::Pieces;
 use crate::parts::books::Books;
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
 
-/// Smallest block of the approximate table, in tokens.
+/// Minimum size, in tokens, of a block in the table of sent prompts.
 const LEAST_BLOCK: f64 = 64.0;
-/// Longest beginning of a prompt that the approximate table uses, in tokens.
+/// Length of the beginning of a prompt that is recorded in the table of sent prompts, in tokens.
 const MOST_TOKENS: f64 = 131_072.0;
 
-/// The default profile of the llm-d router (and of the Gateway API's endpoint picker that it came from), August 2026; the
-/// highest sum wins, any of equals.
+/// The default profile of the llm-d router (and of the Gateway API's endpoint picker, from which it derives), August
+/// 2026. The worker with the highest sum of weighted scores is chosen, any among equals.
 ///
 /// ```text
 /// score  = queue_weight * Q + kv_cache_utilization_weight * U + prefix_weight * F + no_hit_lru_weight * N
@@ -25,11 +25,11 @@ const MOST_TOKENS: f64 = 131_072.0;
 /// F = matchLengthWeight * min(1, matched tokens / 8192)^2 + (1 - matchLengthWeight) * matched blocks / blocks of the prompt
 /// N = 0.5 if any worker matches; else 1 - rank / (n - 1), by when each last took an unmatched prompt, never first
 /// ```
-/// Weights are those of the chart: 2, 2 and 3; the guide `optimized-baseline` adds the last scorer (weight 0 here). With
-/// `precise` false, as in the chart, matches are of what was sent: the last 31,250 blocks of at least 64 tokens of each
-/// worker. With `precise`, from the index: 1 a block on the device, 0.8 on the host, 0.4 elsewhere. What is not reported
-/// counts as 0 waiting and 0 used. Sources: kubernetes-sigs/gateway-api-inference-extension#762 and #2128,
-/// llm-d/llm-d-router#357 and #2809, llm-d/llm-d#1714.
+/// Weights are those of the Helm chart: 2, 2 and 3; the guide `optimized-baseline` adds the last scorer (weight 0 by
+/// default). With `precise` false, as in the chart, matches are found among sent prompts: the last 31,250 blocks of at
+/// least 64 tokens of each worker. With `precise`, matches are from the index: 1 for a block on the device, 0.8 in host
+/// memory, 0.4 elsewhere. Unreported values count as 0 waiting and 0 used. Sources:
+/// kubernetes-sigs/gateway-api-inference-extension#762 and #2128, llm-d/llm-d-router#357 and #2809, llm-d/llm-d#1714.
 pub(crate) struct LlmDScorers {
     queue_weight: f64,
     usage_weight: f64,
@@ -40,7 +40,7 @@ pub(crate) struct LlmDScorers {
     lru_size: usize,
     precise: bool,
     table: SentBlocks,
-    /// The time at which each worker last took a prompt without any match, in seconds.
+    /// Time at which each worker last got a prompt that matched no worker's blocks, in seconds.
     cold: HashMap<u32, f64>,
     draw: Draw,
 }
@@ -68,7 +68,7 @@ impl LlmDScorers {
         pieces
     }
 
-    /// Number of matched blocks of each row.
+    /// Number of matched blocks of the prompt, for each worker.
     fn matched(&self, pieces: &Pieces, candidates: &Candidates, now: f64) -> Vec<f64> {
         let of_row = |row: usize| {
             if !self.precise {
@@ -82,7 +82,8 @@ impl LlmDScorers {
         (0..candidates.len()).map(of_row).collect()
     }
 
-    /// The no-hit scores for a prompt without any match.
+    /// Scores of the workers for a prompt that matches no worker's blocks: the longer ago a worker got its last one,
+    /// the higher.
     fn no_hit(&self, candidates: &Candidates) -> Vec<f64> {
         let last = |row: usize| self.cold.get(&candidates.worker[row]).copied().unwrap_or(f64::NEG_INFINITY);
         let mut order: Vec<usize> = (0..candidates.len()).collect();
@@ -170,11 +171,11 @@ impl Policy for LlmDScorers {
     }
 }
 
-/// Most blocks of a worker in the table.
+/// Maximum number of blocks of a worker in the table of sent prompts.
 const TABLE: usize = 31_250;
 
-/// The optimized baseline of llm-d, the default of its guides since 17 August 2026 (llm-d-router ebab6879); the highest
-/// score wins, any of equals.
+/// The optimized baseline of llm-d, the default of its guides since 17 August 2026 (llm-d-router ebab6879). The worker
+/// with the highest score is chosen, any among equals.
 ///
 /// ```text
 /// sticky = workers that were sent at least sticky_share of the prompt; all, if there are none
@@ -182,7 +183,7 @@ const TABLE: usize = 31_250;
 /// least wait of the sticky - least wait of the others > gate_secs: all workers
 /// score  = 1 - min(1, (tokens to compute of requests without a first token + of this prompt) / max_tokens)
 /// ```
-/// Matches are of what was sent, as there. `explorationProbability` is 0 there, and not here.
+/// Matches are found among sent prompts, as in llm-d. llm-d's `explorationProbability`, 0 by default, is left out.
 pub(crate) struct LlmDTokenLoad {
     share: f64,
     throughput: f64,
@@ -206,7 +207,7 @@ impl LlmDTokenLoad {
         })
     }
 
-    /// The share of the prompt that a worker was sent before, and the tokens it was not.
+    /// Share of the prompt that a worker was sent before, 0 to 1, and number of tokens of the rest.
     fn matched(&self, pieces: &Pieces, worker: u32, now: f64) -> (f64, f64) {
         let depth = self.table.depth(worker, &pieces.chain, f64::INFINITY, now);
         let share = depth as f64 / pieces.chain.len().max(1) as f64;

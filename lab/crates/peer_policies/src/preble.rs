@@ -1,4 +1,4 @@
-//! Preble's E2 scheduler: exploit a long match, else explore by load.
+//! Preble's scheduler E2, which sends a prompt to the worker with a long match (exploit), or else by load (explore).
 
 use std::collections::{HashMap, VecDeque};
 
@@ -8,29 +8,31 @@ use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::{compared, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Request, Terms};
 
-/// Most remembered requests of the window.
+/// Maximum number of remembered requests of the time window.
 const MOST: usize = 1 << 18;
 
-/// E2 of Preble (Srivatsa and others, ICLR 2025; WukLab/preble).
+/// Preble's scheduler E2 (Srivatsa and others, ICLR 2025; WukLab/preble).
 ///
 /// ```text
 /// matched > rest of the prompt: exploit: of the workers with the longest match, the one with the lowest L
 ///     but if that one has the highest L of all, more than high_load_threshold times the lowest: the one with the lowest
 /// else explore: the lowest  L + M + P
-///     L = prefill time of what was sent to the worker in the last window and not matched
+///     L = prefill time of the unmatched tokens sent to the worker in the last window
 ///         + requests in flight * decode_length * time per token
-///     M = sum over the blocks that have to go for this prompt: prefill time of a block
+///     M = sum over the blocks evicted for this prompt: prefill time of a block
 ///         * share of the window's requests of this worker that used it
-///     P = prefill time of what is not matched
+///     P = prefill time of the unmatched tokens of this prompt
 /// ```
-/// Prefill time is the authors' fit for Mistral 7B on an A6000, in ms of n tokens: 22 below 192; -118 + 1.25 n - 0.00256 n^2
-/// below 384; else 0.10843 n + 4.21; and from 4,096 on -7.37 + 0.00386 n + 0.00000216 n^2 more; or, with `profile =
-/// learnt`, n / learnt prefill rate. Time per token is the learnt step time, 0.15 s until there is one (as there).
+/// Prefill time is the authors' fit for Mistral 7B on an A6000, in ms of n tokens: 22 below 192; -118 + 1.25 n -
+/// 0.00256 n^2 below 384; else 0.10843 n + 4.21; and from 4,096 on -7.37 + 0.00386 n + 0.00000216 n^2 more; or, with
+/// `profile = learnt`, n / learnt prefill rate. Time per token is the learnt step time, 0.15 s until there is one (as
+/// in Preble).
 ///
-/// Its tree gets evictions from the engines; here matches come from the index, plus prompts just sent. Which blocks go
-/// is read off a table of what was sent (the least recently used), once the cache is full by the index. There, moving load
-/// away re-homes whole subtrees and starts after 50 requests; here it redirects one request at a time, after as many.
-/// Doubling a prefix whose first token times double within a window is left out.
+/// Preble's tree gets evictions from the engines; in this implementation matches come from the index, plus prompts just
+/// sent. The blocks that an engine would evict are taken from a table of sent prompts (the least recently used), once
+/// the cache is full according to the index. Preble moves load away by moving whole subtrees to other workers, after 50
+/// requests; this implementation redirects one request at a time, after as many. Preble's copying of a prefix whose
+/// time to first token doubles within a window is left out.
 pub(crate) struct Preble {
     window: f64,
     decode_length: f64,
@@ -38,9 +40,9 @@ pub(crate) struct Preble {
     learnt: bool,
     table: SentBlocks,
     bounds: Bounds,
-    /// Time, worker and seconds of prefill of each request in the window.
+    /// Time (in seconds), worker and prefill time (in seconds) of each request in the time window.
     history: VecDeque<(f64, u32, f64)>,
-    /// For each worker: seconds of prefill and number of requests in the window.
+    /// Sum of the prefill times, in seconds, and number of requests in the time window, for each worker.
     sums: HashMap<u32, (f64, f64)>,
     sent: u64,
     draw: Draw,
@@ -75,7 +77,8 @@ impl Preble {
         mistral_7b_a6000(tokens)
     }
 
-    /// Seconds of work of a worker: prompts sent to it in the window, and tokens of running requests.
+    /// Work of a worker, in seconds: prefill of prompts sent to it in the time window, and generation of tokens for
+    /// requests in flight.
     fn load(&self, request: &Request<'_>, candidates: &Candidates, row: usize) -> f64 {
         let prefill = self.sums.get(&candidates.worker[row]).map_or(0.0, |sum| sum.0);
         let step = candidates.step_time[row];
@@ -84,7 +87,7 @@ impl Preble {
         prefill + f64::from(candidates.requests[row]) * length * per_token
     }
 
-    /// Expected seconds of prefill lost by other prompts because blocks are evicted for this one.
+    /// Expected prefill time that other prompts lose because blocks are evicted for the present prompt, in seconds.
     fn eviction(&self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) -> f64 {
         let worker = candidates.worker[row];
         let room = candidates.capacity_blocks[row] - candidates.held_blocks[row];
@@ -128,7 +131,7 @@ impl Preble {
     }
 }
 
-/// Seconds of prefill of `tokens` tokens on an A6000, by the authors' fit.
+/// Prefill time of `tokens` tokens of Mistral 7B on an A6000, in seconds, by the authors' fit.
 fn mistral_7b_a6000(tokens: f64) -> f64 {
     let linear = match tokens {
         n if n >= 384.0 => 0.108_425_71 * n + 4.209_777,

@@ -1,5 +1,5 @@
-//! Policies by a hash of a prompt's beginning: prefix hashing, where prompts with the same beginning go to the same worker,
-//! and DualMap, with a choice between two workers for each.
+//! Policies by a hash of a prompt's beginning: prefix hashing, where prompts with the same beginning go to the same
+//! worker, and DualMap, which chooses between two workers for each beginning.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,16 +11,17 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::parts::{BYTES_PER_TOKEN, Pieces};
 
-/// The `prefix_hash` policy of SMG 1.9 (and of sglang-router, its forerunner): the first 256 tokens hashed onto a ring.
+/// The policy `prefix_hash` of SMG 1.9 (and of sglang-router, its forerunner): the first 256 tokens hashed onto a ring
+/// of workers.
 ///
 /// ```text
 /// key    = hash of the prompt's first `prefix_token_count` tokens
 /// takes  = requests in flight of the worker <= load_factor * mean of all, or nothing is in flight
 /// choice = first worker on the ring from `key` on that takes it; if none does, the fewest requests in flight
 /// ```
-/// Here the key is the hash of the full blocks that the first tokens fall into (so 256 tokens in blocks of 512 are one
-/// block), or of the text's first bytes, four a token, where nothing is tokenised. A prompt without either has no key,
-/// and goes to the worker with the fewest requests.
+/// In this implementation the key is the hash of the full blocks that contain the first tokens (256 tokens in blocks of
+/// 512 are one block), or of the text's first bytes, four per token, for a prompt that was not tokenised. A prompt
+/// without either has no key, and goes to the worker with the fewest requests.
 pub(crate) struct PrefixHash {
     tokens: f64,
     load_factor: f64,
@@ -81,21 +82,22 @@ impl Policy for PrefixHash {
     }
 }
 
-/// Blocks of the shortest key, and most doublings of its length.
+/// Number of blocks of the shortest key, and maximum number of times that its length is doubled.
 const KEY_BLOCKS: usize = 4;
 const DOUBLINGS: usize = 7;
-/// Number of recent requests over which the share of a key is computed.
+/// Number of recent requests over which the share of requests with a key is computed.
 const WINDOW: usize = 1_000;
 
-/// DualMap (arXiv 2602.06502, ICLR 2026; the port in Dynamo, autumn 2026).
+/// The policy DualMap (arXiv 2602.06502, ICLR 2026; the port in Dynamo, autumn 2026): each prompt's beginning maps to
+/// two workers.
 ///
-/// A prompt's key is its first four blocks; it doubles, at most seven times, while more than 2 / workers of the last 1,000
-/// requests have it. Rendezvous hashing of the key names two workers. The one that holds more of the prompt takes it,
-/// unless it would then have more than `max_pending_tokens` to compute: then the one with less to compute. A prompt
-/// without a full block gets two workers by its number.
+/// A prompt's key is its first four blocks. The key doubles, at most seven times, while more than 2 / workers of the
+/// last 1,000 requests have the same key. Rendezvous hashing of the key names two workers. The worker that holds more
+/// of the prompt gets the request, unless it would then have more than `max_pending_tokens` to compute: then the one
+/// with less to compute. A prompt without a full block gets two workers by its number.
 pub(crate) struct DualMap {
     most: f64,
-    /// The keys of recent requests, and the number of requests with each.
+    /// Keys of recent requests. The next field is the number of requests with each key.
     window: VecDeque<Vec<u64>>,
     counts: HashMap<u64, usize>,
 }
@@ -106,7 +108,7 @@ impl DualMap {
         Ok(Self { most, window: VecDeque::new(), counts: HashMap::new() })
     }
 
-    /// The keys of a prompt from the shortest to the longest.
+    /// Possible keys of a prompt, hashes of its beginning, from the shortest to the longest.
     fn keys(request: &Request<'_>) -> Vec<u64> {
         let chain = Pieces::of(request).chain;
         let Some(last) = chain.len().checked_sub(1) else { return Vec::new() };
@@ -225,7 +227,8 @@ mod tests {
         row
     }
 
-    /// The two rows of a prefix, found by giving each worker the prefix in turn.
+    /// Finds the two candidates to which a prompt's beginning maps: each worker in turn is the only one that holds the
+    /// beginning.
     fn pair(policy: &mut DualMap, hashes: &[u64]) -> Vec<usize> {
         let warm = |row: usize| {
             let mut candidates = fleet(6);

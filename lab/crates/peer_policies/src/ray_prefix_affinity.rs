@@ -1,4 +1,4 @@
-//! The prefix-aware router of Ray Serve LLM.
+//! The prefix-aware policy of Ray Serve LLM.
 
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
 use crate::parts::{BYTES_PER_TOKEN, Pieces};
@@ -7,7 +7,8 @@ use kvatlas_routing::parts::draw::{Draw, better_of_two};
 use kvatlas_routing::parts::sheet;
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
-/// `PrefixCacheAffinityRouter` of Ray Serve LLM 2.60.
+/// `PrefixCacheAffinityRouter` of Ray Serve LLM 2.60: the worker that was sent the longest beginning of the prompt, if
+/// long enough.
 ///
 /// ```text
 /// queue = requests in flight
@@ -16,9 +17,9 @@ use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms
 /// share < match_rate_threshold: of the workers with the fewest characters in the tree, the shortest queue
 /// else:                         of the workers that were sent that beginning, the shortest queue
 /// ```
-/// `imbalanced_threshold` is infinite there since ray-project/ray#59390, so load alone never decides (its guide once said
-/// 10). There the tree has characters, here blocks; without `do_eviction` it grows without end there, here it keeps
-/// the last `max_blocks` blocks of each worker.
+/// `imbalanced_threshold` is infinite in Ray since ray-project/ray#59390, so load alone never decides (its guide once
+/// said 10). Ray's tree has characters, and grows without end without `do_eviction`; this implementation has blocks,
+/// and keeps the last `max_blocks` blocks of each worker.
 pub(crate) struct RayPrefixAffinity {
     imbalanced: f64,
     match_rate: f64,

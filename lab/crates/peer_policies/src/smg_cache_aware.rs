@@ -1,11 +1,11 @@
-//! The cache-aware policy of SMG up to 1.9.
+//! The cache-aware policy of SMG (SGLang's model gateway) up to 1.9.
 
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
 use crate::parts::{BYTES_PER_TOKEN, Pieces};
 use kvatlas_routing::parts::sheet;
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
-/// `cache_aware` of SMG 1.9 (SGLang's model gateway) with the defaults of its command line.
+/// The policy `cache_aware` of SMG 1.9 (SGLang's model gateway) with the defaults of its command line.
 ///
 /// ```text
 /// load       = requests in flight
@@ -15,11 +15,12 @@ use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms
 /// balanced:   share = longest beginning of the prompt sent to any worker before / prompt
 ///             share > cache_threshold: the worker that was sent that beginning last; else the least loaded
 /// ```
-/// With `kv_events` (there: engines over its own gRPC only) the balanced case takes the most blocks held on the device, then
-/// the lower load, then the fewer blocks held in all, then the last; without any block held, the least loaded.
+/// With `kv_events` (in SMG: engines over its own gRPC only) the balanced case prefers the most blocks held on the
+/// device, then the lower load, then the fewer blocks held in total, then the last worker; without any block held, the
+/// least loaded.
 ///
-/// There, over HTTP, the tree has characters; here blocks. It is cut to `max_tree_size` characters a worker (four a
-/// token) at once; there every 120 s.
+/// Over HTTP, SMG's tree has characters; this implementation has blocks. The tree is cut to `max_tree_size` characters
+/// a worker (four a token) at once; in SMG every 120 s.
 pub(crate) struct SmgCacheAware {
     cache_threshold: f64,
     balance_abs: f64,
@@ -76,7 +77,8 @@ impl SmgCacheAware {
     }
 }
 
-/// The prompt's pieces, the largest number of leading ones sent to any candidate, and the rows with that number.
+/// Pieces of the prompt, the largest number of leading pieces that any candidate was sent before, and the candidates
+/// with this number.
 pub(crate) fn deepest(
     tree: &SentBlocks,
     request: &Request<'_>,
@@ -98,12 +100,14 @@ pub(crate) fn deepest(
     (pieces, depth, rows)
 }
 
-/// The row with the fewest requests in flight; among equals the one with the fewest ever, then the first.
+/// Candidate with the fewest requests in flight; among equals the one with the fewest requests ever, then the first.
+/// `None` without candidates.
 pub(crate) fn least_loaded(candidates: &Candidates, rows: impl Iterator<Item = usize>) -> Option<usize> {
     rows.min_by_key(|&row| (candidates.requests[row], candidates.sent[row], row))
 }
 
-/// The bounds of a tree of `characters` characters per worker, in pieces of a prompt.
+/// Limits of the table of sent prompts that correspond to a tree of `characters` characters per worker, in pieces of a
+/// prompt.
 pub(crate) fn tree_bounds(characters: f64, pieces: &Pieces) -> Bounds {
     let worker = (characters / (BYTES_PER_TOKEN as f64 * pieces.size.max(1.0))).max(1.0);
     Bounds { worker: worker as usize, all: usize::MAX, ttl: f64::INFINITY }

@@ -1,4 +1,4 @@
-//! The cache-aware policy of SMG 1.13, which weighs each matched worker instead of the fleet.
+//! The cache-aware policy of SMG 1.13, which judges the load of each matched worker instead of the whole fleet.
 
 use std::collections::HashMap;
 
@@ -9,12 +9,12 @@ use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::{known, mean, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
-/// Most matched workers that are weighed (smg-project/smg#2161).
+/// Maximum number of matched workers that are considered (smg-project/smg#2161).
 const MATCHED: usize = 8;
-/// Lower limit of the gate's absolute part.
+/// Lower limit, in requests, for the load above the mean at which a matched worker may be skipped.
 const LEAST_ABS: f64 = 4.0;
 
-/// `cache_aware` of SMG 1.13 as it runs without options.
+/// The policy `cache_aware` of SMG 1.13 (SGLang's model gateway) as it runs without options.
 ///
 /// ```text
 /// left out: a worker with >= 8 requests reported waiting or >= 0.8 KV usage, while another is under both
@@ -30,8 +30,9 @@ const LEAST_ABS: f64 = 4.0;
 /// ```
 /// Sources: smg-project/smg#2161 (gate for each request, matched workers), #2117 (decay, temperature), #1647 and #2154
 /// (expected wait), and the released 1.13.0. Waiting tokens are estimated as requests waiting times
-/// `mean_prefill_tokens`, as there for engines that report no tokens. Its vetoes of engines that are silent or stuck are
-/// the router's business here. As over HTTP there, the tree has the prompts sent; `kv_events` takes blocks on the device.
+/// `mean_prefill_tokens`, as in SMG for engines that report no tokens. SMG's exclusion of engines that are silent or
+/// stuck is done by the router in this project. As in SMG over HTTP, the tree has the prompts sent; with `kv_events`,
+/// the blocks on the device.
 pub(crate) struct SmgSpill {
     cache_threshold: f64,
     balance_abs: f64,
@@ -49,7 +50,7 @@ pub(crate) struct SmgSpill {
     tree_size: f64,
     kv_events: bool,
     tree: SentBlocks,
-    /// For each worker: the time of its last report, and tokens sent to it since.
+    /// Time of the last report (in seconds), and number of tokens sent since, for each worker.
     since_report: HashMap<u32, (f64, f64)>,
     draw: Draw,
 }
@@ -83,13 +84,14 @@ impl SmgSpill {
             || candidates.reported_kv_usage[row] >= self.protect_usage
     }
 
-    /// Rows that may be chosen: those not overloaded, or all if all are.
+    /// Candidates that may be chosen: those not overloaded, or all if all are overloaded.
     fn eligible(&self, candidates: &Candidates) -> Vec<usize> {
         let under: Vec<usize> = (0..candidates.len()).filter(|&row| !self.overloaded(candidates, row)).collect();
         if under.is_empty() { (0..candidates.len()).collect() } else { under }
     }
 
-    /// The longest known beginning as a share of the prompt, and the rows with it.
+    /// Longest beginning of the prompt that any candidate was sent before, as a share of the prompt (0 to 1), and the
+    /// candidates that were sent it.
     fn matched(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> (f64, Vec<usize>) {
         if self.kv_events {
             let depth = candidates.device_blocks.iter().copied().max().unwrap_or(0);
@@ -107,7 +109,7 @@ impl SmgSpill {
         (share, rows)
     }
 
-    /// The load above which a matched worker is skipped.
+    /// Load, in requests in flight, above which a matched worker is skipped.
     fn gate(&self, candidates: &Candidates) -> f64 {
         let loads = || candidates.requests.iter().map(|&count| f64::from(count));
         let mean = mean(loads());
@@ -133,7 +135,7 @@ impl SmgSpill {
         (waiting + sent) / self.throughput + self.kv_pressure * usage / (1.0 - usage)
     }
 
-    /// New or nearly empty workers among `rows`, if the others are neither.
+    /// New or nearly empty workers among `rows`, which get some requests to warm up; empty if all are.
     fn warming(&self, candidates: &Candidates, rows: &[usize]) -> Vec<usize> {
         let size = |row: usize| match self.kv_events {
             true => known(candidates.held_blocks[row], 0.0),
@@ -147,7 +149,7 @@ impl SmgSpill {
         if found.len() == rows.len() { Vec::new() } else { found }
     }
 
-    /// The row with the largest remaining credit, given the waiting reported.
+    /// Candidate among `rows` with the largest matched share after reductions for its reported waiting requests.
     fn pick(&mut self, request: &Request<'_>, share: f64, candidates: &Candidates, rows: &[usize]) -> Option<usize> {
         let blocks = |row: usize| {
             known(candidates.reported_waiting[row], 0.0) * self.mean_prefill / f64::from(request.block_size.max(1))

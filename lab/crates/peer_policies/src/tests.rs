@@ -1,4 +1,5 @@
-//! Tests of every policy that places requests at once, those of this crate and the plain ones; fleets and prompts for all tests.
+//! Tests of every policy that chooses at once: those of this crate and the plain ones; and fleets and prompts for all
+//! tests.
 
 use std::collections::BTreeSet;
 
@@ -12,29 +13,29 @@ pub(crate) fn fleet(count: usize) -> Candidates {
     Candidates::idle(count)
 }
 
-/// A prompt of full blocks of `size` tokens.
+/// Request with a prompt of full blocks of `size` tokens with the given content hashes.
 pub(crate) fn blocks(size: u32, hashes: &[u64]) -> Request<'_> {
     Request { tokens: size * hashes.len() as u32, block_size: size, content_hashes: hashes, ..Request::default() }
 }
 
-/// The request with the given number.
+/// Copy of a request with the given number.
 pub(crate) fn numbered(number: u64, request: Request<'_>) -> Request<'_> {
     Request { number, ..request }
 }
 
-/// Informs a policy that a prompt was sent to a row, whatever it would have chosen.
+/// Informs a policy that a prompt was sent to the candidate `row`, regardless of the policy's own choice.
 pub(crate) fn sent_to(policy: &mut dyn Policy, request: &Request<'_>, candidates: &Candidates, row: usize) {
     policy.sent(request, candidates, row, 0.0);
 }
 
-/// Chooses a row for a request, and sends it there.
+/// Lets a policy choose a candidate for a request, and sends the request there. Returns the chosen row.
 pub(crate) fn send(policy: &mut dyn Policy, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
     let Choice::Row(row) = policy.choose(request, candidates, now) else { panic!("it waits") };
     policy.sent(request, candidates, row, now);
     row
 }
 
-/// Options that enable optional behaviour, by policy.
+/// Options that enable optional behaviour of policies, by the policy's name.
 const VARIANTS: &[(&str, &str)] = &[
     ("least-loaded", r#"{"by": "requests"}"#),
     ("smg-cache-aware", r#"{"kv_events": true}"#),
@@ -211,14 +212,15 @@ fn names_are_those_that_policies_give_themselves() {
     assert_eq!(make("exact", "", 0).err().unwrap().code, "unknown_policy");
 }
 
-/// The options of a policy, from its error about an unknown option.
+/// Names of a policy's options, taken from its error about an unknown option.
 fn options(name: &str) -> Vec<String> {
     let error = make(name, r#"{"no_such": 1}"#, 0).err().unwrap();
     let list = error.message.split(" it has ").nth(1).unwrap_or_default().to_owned();
     list.split(", ").filter(|option| *option != "none").map(str::to_owned).collect()
 }
 
-/// The options in the policy's table on the page, and in the table of the policy it refers to.
+/// Names of the options in the policy's table on the documentation page, and in the table of a policy to which the page
+/// refers.
 fn listed<'p>(page: &'p str, name: &str) -> BTreeSet<&'p str> {
     let section = page.split("\n## ").find(|section| section.starts_with(&format!("`{name}`")));
     let section = section.unwrap_or_else(|| panic!("the page has no section on {name}"));

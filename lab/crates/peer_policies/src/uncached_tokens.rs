@@ -1,18 +1,18 @@
-//! GORGO and LMetric: policies from papers whose cost is the prefill that is left to do at a worker, in tokens.
+//! GORGO and LMetric: policies from papers whose cost is the number of tokens left to prefill at a worker.
 
 use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::{compared, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
-/// GORGO (arXiv 2602.11688), as its router computes it (github.com/atoniolo76/gotoni, March 2026); the lowest wins, any of
-/// equals.
+/// The policy GORGO (arXiv 2602.11688), as its router computes it (github.com/atoniolo76/gotoni, March 2026). The
+/// worker with the lowest cost is chosen, any among equals.
 ///
 /// ```text
 /// cost = tokens of the prompt that the worker does not hold
 ///        + running_factor * tokens of requests that run there + tokens to compute of requests without a first token
 /// ```
-/// There it is in milliseconds, with one time a token for all workers and the network's latency to each, which is the same
-/// here. Not here: the gate before the workers, which lets ten requests run at each.
+/// GORGO's cost is in milliseconds, with one time per token for all workers and the network's latency to each;
+/// latencies are taken as equal here. Left out: GORGO's gate before the workers, which lets ten requests run at each.
 pub(crate) struct Gorgo {
     running: f64,
     draw: Draw,
@@ -53,13 +53,15 @@ impl Policy for Gorgo {
     }
 }
 
-/// LMetric (arXiv 2603.15202, and Dynamo's port of it, autumn 2026); the lowest wins, any of equals.
+/// The policy LMetric (arXiv 2603.15202, and Dynamo's port of it, autumn 2026). The worker with the lowest cost is
+/// chosen, any among equals.
 ///
 /// ```text
 /// cost = max(1, tokens of the prompt that the worker does not hold [+ tokens to compute of requests without a first token])
 ///        * (requests + 1)
 /// ```
-/// With `queued` the tokens that wait count too, as in the paper. Not here: the paper's detector of hot prefixes.
+/// With `queued` the tokens of waiting prompts count too, as in the paper. Left out: the paper's detector of hot
+/// prefixes.
 pub(crate) struct LMetric {
     queued: bool,
     draw: Draw,

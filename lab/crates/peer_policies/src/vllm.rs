@@ -10,10 +10,11 @@ use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Req
 use crate::parts::Pieces;
 use crate::parts::books::Books;
 
-/// Most remembered sessions.
+/// Maximum number of remembered sessions.
 const SESSIONS: usize = 1 << 16;
 
-/// `kv_aware` of vllm-router 0.1.17 (vllm-project/router#294); the lowest cost wins, the first of equals.
+/// The policy `kv_aware` of vllm-router 0.1.17 (vllm-project/router#294). The worker with the lowest cost is chosen,
+/// the first among equals.
 ///
 /// ```text
 /// overlap = device blocks + kv_penalty_host * more with the host + kv_penalty_disk * more elsewhere,
@@ -23,9 +24,10 @@ const SESSIONS: usize = 1 << 16;
 ///           + distinct blocks in use with this prompt + decode_active_request_weight * requests
 /// temperature > 0: drawn with weight exp(-(cost - lowest) / (range * temperature))
 /// ```
-/// Dynamo's shape, and its books. With `kv_aware_session_affinity_ttl_secs` above 0 a session stays where it last was for so
-/// long. Its penalty for storage outside (0.6) cannot be told from a disk's here. Its blocks in use may count a request's
-/// `max_tokens`, as the proposal says; here only prompts count.
+/// The formula has the form of Dynamo's, with the same counts. With `kv_aware_session_affinity_ttl_secs` above 0, a
+/// session stays with its last worker for this time. The original's penalty for external storage (0.6) is not
+/// distinguished from that for disks. The original may count a request's `max_tokens` among the blocks in use, as its
+/// proposal says; this implementation counts only prompts.
 pub(crate) struct VllmRouterKvAware {
     credit: f64,
     prefill_scale: f64,
@@ -35,7 +37,7 @@ pub(crate) struct VllmRouterKvAware {
     temperature: f64,
     session_ttl: f64,
     books: Books,
-    /// For each session, its last worker, and the time in seconds.
+    /// Last worker of each session, and the time of its last request, in seconds.
     sessions: HashMap<u64, (u32, f64)>,
     draw: Draw,
 }
@@ -77,7 +79,7 @@ impl VllmRouterKvAware {
         })
     }
 
-    /// The row of the session's recent worker.
+    /// Candidate that is the recent worker of the request's session; `None` if there is none.
     fn home(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
         let (worker, since) = self.sessions.get(&request.session?)?;
         let row = candidates.worker.iter().position(|candidate| candidate == worker)?;
@@ -147,14 +149,16 @@ impl Policy for VllmRouterKvAware {
     }
 }
 
-/// `loadaware` of vLLM production-stack (vllm-project/production-stack#1035, August 2026); the highest score wins.
+/// The policy `loadaware` of vLLM production-stack (vllm-project/production-stack#1035, August 2026). The worker with
+/// the highest score is chosen.
 ///
 /// ```text
 /// score = matched tokens / prompt tokens - beta * (load - mean load) / max(1, mean load)
 /// load  = requests of the worker that the router has in flight
 /// ```
-/// There, matched tokens come from LMCache's controller, which knows what an engine has in any of its tiers; here from
-/// the index, any tier. One engine of equals is drawn; there, the first.
+/// In the original, matched tokens come from LMCache's controller, which knows the contents of all tiers of an engine;
+/// in this implementation from the index, with any tier. Among equal workers one is drawn at random; in the original,
+/// the first is chosen.
 pub(crate) struct LoadAware {
     beta: f64,
     draw: Draw,

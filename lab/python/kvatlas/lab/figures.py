@@ -1,4 +1,4 @@
-"""Common parts of figures: colours, axes, labels that do not overlap, files."""
+"""Common parts of figures: colours, axes, labels that do not overlap, and files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """A colour and a mark for each name; names of one family share the colour."""
+    """Choose a colour and a mark for each name; names of the same family share the colour."""
     used: dict[str, int] = {}
     found = {}
     for name in names:
@@ -48,9 +48,9 @@ def styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move `places` by the least distance so that they are `gap` apart within low to high; closer if there is no room.
+    """Move `places` by the least squares so that they are `gap` apart within `low` to `high`, in the same order.
 
-    Least squares with order kept: places that touch move as one.
+    They are closer if the range is too small. Places that would overlap move as a group.
     """
     if not len(places):
         return []
@@ -72,7 +72,7 @@ def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[
 
 
 def plain_log_axis(axes: Axes, which: Literal["x", "y"], unit: str) -> None:
-    """Label the ticks of a logarithmic axis in units: 1 µs, 10 M."""
+    """Label the ticks of a logarithmic axis with values in units, for example 1 µs or 10 M."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -89,7 +89,7 @@ def plain_log_axis(axes: Axes, which: Literal["x", "y"], unit: str) -> None:
 
 
 def bare(axes: Axes) -> None:
-    """Remove the frame on top and at the right."""
+    """Remove the upper and right lines of the frame."""
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -102,18 +102,18 @@ def svg_of(figure: Figure) -> str:
 
 
 def save_png(figure: Figure, path: Path, dpi: int = 110) -> None:
-    """Write a PNG. Raises `OSError`."""
+    """Write a figure as a PNG file. Raises `OSError`."""
     figure.savefig(path, format="png", dpi=dpi, metadata={"Software": None})
 
 
 def check_plot(path: Path) -> None:
-    """Raise `PlotError` unless the suffix of `path` names a picture or a page. To be called before the work."""
+    """Raise `PlotError` unless the suffix of `path` names a picture or a page. Call this before the work."""
     if path.suffix.lower() not in FORMATS:
         raise PlotError(f"cannot plot to {path}: its name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
 
 
 def write_figure(path: Path, draw: Callable[[], Figure], page: Callable[[], str]) -> None:
-    """Write a picture or a page of HTML, as the name of `path` says. Raises `PlotError` or `OSError`."""
+    """Write a picture or an HTML page, depending on the suffix of `path`. Raises `PlotError` or `OSError`."""
     check_plot(path)
     kind = path.suffix.lower()
     if kind == ".html":

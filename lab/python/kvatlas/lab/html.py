@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: no scripts, no further files, nothing fetched."""
+"""Self-contained HTML pages: no scripts, no external files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import kvatlas
 
 
 def page(title: str, parts: Sequence[str], data: Any = None) -> str:
-    """A page made of `parts` in HTML, with its `data` embedded as JSON if given."""
+    """Create an HTML page from `parts` in HTML. `data`, if given, is embedded as JSON."""
     body = "\n".join(parts)
     if data is not None:
         facts = html.escape(json.dumps(data, indent=1, sort_keys=True, default=str), quote=False)
@@ -22,18 +22,18 @@ def page(title: str, parts: Sequence[str], data: Any = None) -> str:
 
 
 def heading(text: str) -> str:
-    """An HTML heading."""
+    """Create an HTML heading."""
     return f"<h2>{html.escape(text)}</h2>"
 
 
 def paragraphs(lines: Sequence[str], *, note: bool = False) -> str:
-    """HTML paragraphs, one for each line of text; with `note`, in small print."""
+    """Create HTML paragraphs, one for each line of text; with `note`, in small print."""
     opening = '<p class="note">' if note else "<p>"
     return "\n".join(f"{opening}{html.escape(line)}</p>" for line in lines)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], kinds: Sequence[str] = ()) -> str:
-    """An HTML table. `kinds` of its rows, if given: "bad", "ours", "bound", or "" for a plain one."""
+    """Create an HTML table. `kinds`: styles of the rows, each "bad", "ours", "bound", or "" for a plain row."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     lines = []
     for number, row in enumerate(rows):

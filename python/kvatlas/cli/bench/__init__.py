@@ -1,4 +1,4 @@
-"""`kvatlas bench`: the load that each design of the index sustains. One file per command."""
+"""`kvatlas bench`: measurement of the load that each design of the index sustains. One file per command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvatlas bench grow`: how the cost of a lookup grows for each design."""
+"""`kvatlas bench grow`: growth of a lookup's cost with the size of the index, for each design."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that several commands of `kvatlas bench` share."""
+"""Options shared by several commands of `kvatlas bench`."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ limit_options = _options(
 
 
 def plan_config(options: dict[str, Any]) -> PlanConfig:
-    """The configuration of a plan from the options given."""
+    """The configuration of a load test's plan, from the options of the command line."""
     given = {name: options[name] for name in PLAN_OPTIONS if options[name] is not None}
     engine = engine_config({name: given.pop(name, None) for name in ("block_size", "cache_tokens")}, _ENGINE)
     fleet = {name: given.pop(name) for name in ("engines", "seed") if name in given}
@@ -164,7 +164,7 @@ def _pin(text: str | None) -> list[int] | None:
 
 
 def run_values(options: dict[str, Any]) -> dict[str, object]:
-    """Options of a run that the command line gave."""
+    """The options of a load test that the command line gives, by name."""
     names = ("query_threads", "event_threads", "jump_size", "shards", "group_size", "check_seconds")
     given: dict[str, object] = {name: options[name] for name in names if options[name] is not None}
     if options["strict"]:
@@ -175,7 +175,7 @@ def run_values(options: dict[str, Any]) -> dict[str, object]:
 
 
 def index_names(text: str) -> list[str]:
-    """The names between the commas of --index."""
+    """The comma-separated names of the option --index."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise click.UsageError("--index is empty: give all, or names separated by commas.")

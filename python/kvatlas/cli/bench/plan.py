@@ -1,4 +1,4 @@
-"""`kvatlas bench plan`, and how the other commands get their plan."""
+"""`kvatlas bench plan`, and the loading or making of the plan of the other commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvatlas.cli.console import console, exit_status
 
 
 def load_trace(trace: Path | None, options: dict[str, Any]) -> Any:
-    """TRACE, or a generated workload."""
+    """Read the trace in a file, or generate a workload if there is none."""
     from kvatlas.sim import WorkloadConfig, generate, read_trace  # noqa: PLC0415 - slow to import
 
     if trace is not None:
@@ -31,7 +31,10 @@ def load_trace(trace: Path | None, options: dict[str, Any]) -> Any:
 
 
 def get_plan(trace: Path | None, options: dict[str, Any], keep: Path | None) -> tuple[Any, Path]:
-    """The plan and its file, from which measuring processes read it."""
+    """Make or read the plan of a load test.
+
+    Returns the plan and its file, from which the measuring processes read it.
+    """
     from kvatlas._native import Plan  # noqa: PLC0415
     from kvatlas.lab.bench.plan import cached_plan, make_plan, save_plan  # noqa: PLC0415
 
@@ -59,7 +62,7 @@ def get_plan(trace: Path | None, options: dict[str, Any], keep: Path | None) -> 
 
 
 def plan_facts(plan: Any) -> dict[str, Any]:
-    """The facts about a plan that are written into results."""
+    """The properties of a plan that are written into results."""
     return {"digest": plan.digest, "facts": plan.facts(), "meta": json.loads(plan.meta)}
 
 

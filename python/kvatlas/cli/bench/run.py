@@ -1,4 +1,4 @@
-"""`kvatlas bench run`: run one design at one rate."""
+"""`kvatlas bench run`: a load test of one design at one rate."""
 
 from __future__ import annotations
 

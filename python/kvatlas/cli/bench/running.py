@@ -17,7 +17,7 @@ CONTEXT = {"max_content_width": 110}
 
 
 class OrderedGroup(click.Group):
-    """Lists its commands in the order in which they were added, not alphabetically."""
+    """A command group that lists its commands in the order in which they were added, not alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -25,7 +25,10 @@ class OrderedGroup(click.Group):
 
 @contextlib.contextmanager
 def progress_bar(unit: str) -> Iterator[Callable[[str, float, float], None]]:
-    """A progress bar on stderr, as a function (what, done, of); it prints nothing if stderr is not a terminal."""
+    """A context with a progress bar on stderr, as a function of the current work, the steps done and all steps.
+
+    Prints nothing if stderr is not a terminal.
+    """
     made = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -47,7 +50,7 @@ def progress_bar(unit: str) -> Iterator[Callable[[str, float, float], None]]:
 
 
 def check_file(path: Path) -> None:
-    """Refuse, before the work starts, a file that could not be written at the end."""
+    """Refuse, before the work begins, a file that could not be written at the end."""
     if path.is_dir():
         raise click.UsageError(f"Cannot write {path}: it is a directory.")
     if not path.absolute().parent.is_dir():
@@ -55,19 +58,19 @@ def check_file(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Make the directory for the results."""
+    """Create the directory for the results."""
     if path.exists() and not path.is_dir():
         raise click.UsageError(f"{path} is not a directory.")
     path.mkdir(parents=True, exist_ok=True)
 
 
 def same_command() -> str:
-    """The command line as it was given."""
+    """The command line of this process, to be repeated."""
     return shlex.join(["kvatlas", *sys.argv[1:]])
 
 
 def draw_pictures(out: Path, name: str, draw: Callable[[], Any], page: Callable[[], str]) -> None:
-    """Write the plot and the HTML page beside the results."""
+    """Write the plot and the HTML page of results into their directory."""
     from kvatlas.lab.figures import save_png  # noqa: PLC0415 - slow to import
 
     save_png(draw(), out / f"{name}.png")

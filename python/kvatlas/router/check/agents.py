@@ -30,7 +30,7 @@ PROBES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 _OWN = (400, 413, 422, 429)
-"""HTTP statuses that are due to the request, not to a missing route."""
+"""HTTP statuses caused by the request, not by a missing route."""
 _FLAG = "start vLLM with --enable-scale-out"
 
 
@@ -88,7 +88,7 @@ async def compare_agents(engine: Engine, report: EngineReport, model: str, token
 
 
 async def look_at_rendering(engine: Engine, report: EngineReport, model: str) -> None:
-    """Test that vLLM renders agents' requests, which the router needs with `--tokenizer engine`."""
+    """Test that vLLM can render agents' requests, which the router needs with `--tokenizer engine`."""
     if await sglang_info(engine) is not None:
         return  # it has no such routes, and the router does not ask for them
     missing = {}

@@ -19,7 +19,7 @@ ANSWER = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Generated answer of an engine.
+    """Generated answer of an engine, with its token counts.
 
     Attributes:
         prompt_tokens: Tokens of the prompt as the engine counts them; None if not reported.
@@ -35,7 +35,7 @@ class Answer:
 
 
 class Engine:
-    """Client of one engine, used within `async with`."""
+    """HTTP client of one engine, used within `async with`."""
 
     def __init__(self, url: str, key: str | None, timeout: float) -> None:
         self._http = httpx.AsyncClient(
@@ -54,14 +54,14 @@ class Engine:
         await self._http.aclose()
 
     async def get(self, path: str) -> tuple[int, float]:
-        """Status of a GET request, and the seconds until it came over an open connection."""
+        """Status code of a GET request, and the seconds until it arrived over an open connection."""
         await self._send("GET", path)
         began = time.monotonic()
         response = await self._send("GET", path)
         return response.status_code, time.monotonic() - began
 
     async def json(self, method: str, path: str, body: object = None, *, timeout: float | None = None) -> Any:
-        """JSON body of an answer with status 200."""
+        """Send a request, and return the JSON body of an answer with status 200."""
         response = await self._send(method, path, body, timeout)
         if response.status_code != httpx.codes.OK:
             raise ClientError(
@@ -103,7 +103,7 @@ def _number(value: object) -> int | None:
 
 
 def _reason(response: httpx.Response) -> str:
-    """The engine's own error message, as the end of a line; empty if it gives none."""
+    """The error message in an engine's answer, as the end of a line; empty if there is none."""
     try:
         said = response.json()
     except ValueError:

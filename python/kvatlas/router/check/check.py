@@ -26,15 +26,15 @@ Done = Callable[[EngineReport], None]
 LOOK = 6.0
 """Time limit of the first look at an engine, in seconds."""
 WORK = 9.0
-"""Time limit of the prompts sent through an engine after that, in seconds."""
+"""Time limit of the test prompts sent through an engine after the first look, in seconds."""
 _SIDE_BY_SIDE = 16
 
 
 def check(config: RouterConfig, done: Done | None = None) -> list[EngineReport]:
-    """Test each engine of a configuration and of its engines file.
+    """Test each engine of a router's configuration and of its engines file.
 
-    Engines are tested side by side, 16 at a time, each for `LOOK` + `WORK` seconds at most. Each gets two requests for
-    one token. Clients are not served meanwhile; events are followed for these few seconds as by the router. With
+    Engines are tested concurrently, 16 at a time, each for `LOOK` + `WORK` seconds at most. Each gets two requests for
+    one token. No clients are served meanwhile; events are received for these few seconds like by the router. With
     `router.global_url`, the last report is about the service there. Engines that sleep get no requests. A report about
     settings follows those about engines if a tokenizer is given for a model that no engine serves.
 
@@ -43,7 +43,7 @@ def check(config: RouterConfig, done: Done | None = None) -> list[EngineReport]:
         done: Called with each report as soon as nothing more is added to it.
 
     Raises:
-        ConfigError: Something in the configuration cannot be used.
+        ConfigError: A setting is invalid.
         TokenizerError: The tokenizer cannot be read.
     """
     found = asyncio.run(Discovery(config).look())
@@ -83,7 +83,7 @@ async def _check(
 async def _send_prompts(
     config: RouterConfig, up: list[CheckedEngine], tokenizers: ModelTokenizers, few: asyncio.Semaphore, done: Done
 ) -> None:
-    """Compare tokens with engines, send prompts through them, and hand a prompt over between each pair."""
+    """Compare tokens with engines, send prompts through them, and test the handover of a prompt between each pair."""
     trip = RoundTrip(config, tokenizers)
 
     async def send(one: CheckedEngine) -> None:
@@ -129,7 +129,7 @@ async def _tokens(one: CheckedEngine, tokenizers: ModelTokenizers) -> None:
 async def _within(
     few: asyncio.Semaphore, limit: float, one: CheckedEngine, test: Callable[[CheckedEngine], Awaitable[None]]
 ) -> None:
-    """Run a test of an engine. If it takes too long, the report names the request without an answer."""
+    """Run a test of an engine within a time limit. After the limit, the report names the unanswered request."""
     async with few:
         one.until = asyncio.get_running_loop().time() + limit
         try:
@@ -148,7 +148,7 @@ async def _within(
 
 
 def _compare_models(looked: list[CheckedEngine]) -> None:
-    """Report engines that cannot replace each other, as they serve different models."""
+    """Report engines that cannot replace each other because they serve different models."""
     named = [one for one in looked if one.models]
     common = set.intersection(*(set(one.models) for one in named)) if named else set()
     if len(named) < 2 or common:
@@ -166,7 +166,7 @@ def _compare_models(looked: list[CheckedEngine]) -> None:
 
 
 def _compare_block_sizes(looked: list[CheckedEngine]) -> None:
-    """Report engines of one model whose depths cannot be compared, as their block sizes differ."""
+    """Report engines of one model whose depths cannot be compared because their block sizes differ."""
     by_model: dict[str, dict[int, list[str]]] = {}
     for one in looked:
         if one.found is not None:

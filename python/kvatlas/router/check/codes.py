@@ -93,7 +93,7 @@ CODES: dict[str, Kind] = {
     "pull_timeout": "other",
     "pull_names_unseen": "other",
 }
-"""Kind of problem for every code. Codes keep their meaning from version to version."""
+"""Kind of problem for each code of a finding. Codes keep their meaning from version to version."""
 
 
 def exit_status(problems: Iterable[str]) -> int:

@@ -1,6 +1,6 @@
-"""Check with one prompt for all engines that pull from each other or share a pool: their block hashes must agree.
+"""Check that engines which pull from each other or share a pool use the same block hashes, with one prompt for all.
 
-A service of its own follows the engines' live events, without those announced before. So its index contains only this
+A separate service follows the engines' live events, without those announced before. So its index contains only this
 prompt and those that clients sent meanwhile, and can be read as a whole.
 """
 
@@ -27,7 +27,7 @@ _REST = 0.5  # seconds kept for the report, of the time that the engine has
 
 
 class CommonPrompt:
-    """Sender of one prompt to all engines that pull from each other or share a pool."""
+    """Sender of one prompt to all engines that pull from each other or share a pool, to compare block hashes."""
 
     def __init__(self, tokenizers: ModelTokenizers, pools: Sequence[Pool]) -> None:
         self._tokenizers, self._pools = tokenizers, pools
@@ -36,7 +36,7 @@ class CommonPrompt:
 
     @contextlib.asynccontextmanager
     async def following(self, looked: Sequence[CheckedEngine]) -> AsyncIterator[None]:
-        """Follow the live events of these engines."""
+        """A context in which a service follows the live events of the given engines."""
         sharing = [one for one in looked if shares(one, self._pools)]
         streams = [stream for one in sharing for stream in _streams(one)]
         if not streams:
@@ -75,7 +75,7 @@ class CommonPrompt:
 
 
 def shares(one: CheckedEngine, pools: Sequence[Pool]) -> bool:
-    """True if an engine must use the same block hashes as others, as it pulls from them or shares a pool with them."""
+    """True if an engine must use the same block hashes as others, because it pulls from them or shares a pool."""
     return one.entry.pull is not None or any(is_member(one, pool) for pool in pools)
 
 

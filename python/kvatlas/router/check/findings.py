@@ -1,4 +1,4 @@
-"""Findings of a check: one line for each test, with what to change."""
+"""Findings of a router's check of its engines: one line for each test, with advice."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from kvatlas.service.discovery.probe import EngineDescription
 Level = Literal["ok", "note", "warning", "problem"]
 
 GLOBAL = "global"
-"""Role in the report about the service above sites, which is not an engine."""
+"""Role in the report about the service above many sites, which is not an engine."""
 SETTINGS = "settings"
-"""Role in the report about settings that concern no engine."""
+"""Role in the report about settings that do not concern an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Finding of one test.
+    """The finding of one test of an engine.
 
     Attributes:
         what: The name of the test: "reachable", "models", "events", "tokens", "index", "cache", ...
         level: "ok"; "note" (good to know); "warning" (works, but less well); "problem".
         words: The finding.
-        change: What to change; empty if nothing.
+        change: Change to make; empty if none.
         code: The finding as one of `codes.CODES`; "ok" with level "ok".
     """
 
@@ -45,12 +45,12 @@ class EngineReport:
 
     Attributes:
         worker: The engine's name.
-        url: Its URL.
-        role: "both", "prefill" or "decode"; of reports that are about no engine, "global" for the service above sites
-            and "settings" for settings.
-        findings: In the order in which they were looked at.
-        models: The names of the models that it serves, in its order but for the configured one, which comes first.
-        adapters: The names of the LoRA adapters that it serves.
+        url: The engine's URL.
+        role: "both", "prefill" or "decode"; for reports not about an engine, "global" (the service above sites) or
+            "settings".
+        findings: The findings, in the order of the tests.
+        models: Names of the models that the engine serves, the configured one first.
+        adapters: Names of the LoRA adapters that the engine serves.
     """
 
     worker: str
@@ -65,7 +65,7 @@ class EngineReport:
         self.findings.append(Finding(what, level, words, change, code))
 
     def as_json(self) -> dict[str, Any]:
-        """The report as a JSON object, with each finding as a check."""
+        """The report as a JSON object, with each finding as an item of "checks"."""
         return {
             "name": self.worker,
             "url": self.url,
@@ -80,23 +80,23 @@ class EngineReport:
 
     @property
     def problems(self) -> list[Finding]:
-        """The findings that need a change."""
+        """The findings that require a change."""
         return [finding for finding in self.findings if finding.level == "problem"]
 
     @property
     def is_of_engine(self) -> bool:
-        """True if this is about an engine."""
+        """True if the report is about an engine."""
         return self.role not in (GLOBAL, SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadedBlocks:
-    """Blocks that an engine has announced beyond its device during the check.
+    """Blocks that an engine announced on tiers beyond its device during the check.
 
     Attributes:
         blocks: Number of blocks on each tier: "cpu", "disk" and "external".
         named: Number of blocks announced without tokens.
-        chunks: Number of blocks in a chunk of each tier, judged by the stores.
+        chunks: Number of blocks in a chunk of each tier, inferred from the store events.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class OffloadedBlocks:
     chunks: Mapping[str, int] = field(default_factory=dict)
 
     def has(self, tier: str) -> bool:
-        """True if any block was announced on a tier."""
+        """True if the engine announced any block on a tier."""
         return self.blocks.get(tier, 0) > 0
 
 
@@ -118,10 +118,10 @@ class CheckedEngine:
         http: The client of the engine's HTTP interface.
         found: Addresses of the engine's events; None if they are not followed or not found.
         until: Time at which the engine's check must end, by the clock of the event loop.
-        is_stuck: Whether the check was ended because a request had no answer.
-        is_asleep: Whether the engine reports that it sleeps; it gets no prompts then.
+        is_stuck: True if the check was ended because a request had no answer.
+        is_asleep: True if the engine reports that it sleeps; it then gets no prompts.
         connectors: The engine's answers about its tiers.
-        announced: Blocks that it announced beyond its device; None if its events are not followed.
+        announced: Blocks that the engine announced beyond its device; None if its events are not followed.
         block_names: The engine's block hashes of a prompt sent to all engines that pull from each other.
     """
 
@@ -143,7 +143,7 @@ class CheckedEngine:
 
     @property
     def model(self) -> str:
-        """Model name to be used in requests."""
+        """Name of the model to use in requests to the engine."""
         return self.models[0]
 
     @property

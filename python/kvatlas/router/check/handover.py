@@ -1,4 +1,4 @@
-"""Test of the handover of a prompt from a prefill to a decode engine."""
+"""Test of the handover of a prompt's KV cache from a prefill to a decode engine."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _GIVE = {
 
 
 async def hand_over(config: RouterConfig, looked: Sequence[CheckedEngine], limit: float) -> None:
-    """Try each prefill engine with a decode engine, and each decode engine with a prefill engine.
+    """Test each prefill engine with a decode engine, and each decode engine with a prefill engine.
 
-    Pairs are tried side by side, each for `limit` seconds at most.
+    Pairs are tested concurrently, each for `limit` seconds at most.
     """
     prefill = [one for one in looked if one.report.role == "prefill"]
     decode = [one for one in looked if one.report.role == "decode"]
@@ -77,7 +77,7 @@ async def _pair(config: RouterConfig, giver: CheckedEngine, taker: CheckedEngine
 
 
 async def sglang_info(engine: Engine) -> dict[str, Any] | None:
-    """SGLang's server information; None from another engine."""
+    """SGLang's server information; None for another engine."""
     try:
         info = await engine.json("GET", "/server_info")
     except ClientError as error:

@@ -1,4 +1,4 @@
-"""First test of an engine: whether it answers, which models it serves, and where its events are."""
+"""First test of an engine: that it answers, its models, and the addresses of its events."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def _models(engine: Engine, looked: CheckedEngine) -> None:
 
 
 def _some(names: list[str]) -> str:
-    """Text with the first six names."""
+    """The first six names as text, and the number of the others."""
     return f"{', '.join(names[:6])}{' …' if len(names) > 6 else ''}"
 
 
@@ -154,7 +154,7 @@ async def _events(config: RouterConfig, looked: CheckedEngine, asker: Asker) -> 
 
 
 def _ranks(looked: CheckedEngine, found: EngineDescription) -> None:
-    """Report how requests must number the ranks of an engine that has only a part of its deployment's ranks."""
+    """Report how requests must number the ranks of an engine that has only some of its deployment's ranks."""
     numbers = ", ".join(map(str, found.ranks))
     if found.rank_header is None:
         looked.report.add(

@@ -1,4 +1,4 @@
-"""Choice of each model's tokenizer, as in the router: the model's own one, else the one for all models."""
+"""Choice of each model's tokenizer, as in the router: the one set for the model, else the one for all models."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class ModelTokenizers:
         return self._own.get(model, self._default)
 
     def local(self, model: str) -> LocalTokenizer | None:
-        """Tokenizer of a model in this process; None if the model has none here."""
+        """Path of a model's tokenizer; `engine` for tokenizing by the engine; None for no tokenizing."""
         return self._read.get(self.path(model) or "")
 
     def option(self, model: str) -> str:
-        """Name of the option that sets the model's tokenizer."""
+        """Tokenizer of a model in this process; None if the model has none."""
         return f"--model-tokenizer {model}=PATH" if model in self._own else "--tokenizer"
 
     def look_for_models(self, looked: Sequence[CheckedEngine]) -> EngineReport | None:
-        """Test that engines serve the models that have tokenizers of their own. None if they do."""
+        """Test that engines serve all models for which a tokenizer is set. Returns a report if not, else None."""
         served = {name for one in looked for name in one.names}
         unused = [model for model in self._named if model not in served]
         if not unused:

@@ -1,4 +1,4 @@
-"""Round trip of a prompt: through an engine, into the index, and found again in the engine's cache.
+"""Test with a prompt's round trip: through an engine, into the index, and found again in the engine's cache.
 
 If the index has all blocks of the prompt, then events arrive, and router and engine agree in tokens, template and block
 size.
@@ -33,7 +33,7 @@ _LONGEST = 2048  # tokens of a prompt that fills a chunk
 
 
 class RoundTrip:
-    """Sender of prompts to engines, with a service that follows the engines' events meanwhile."""
+    """Sender of test prompts to engines, with a service that follows the engines' events meanwhile."""
 
     def __init__(self, config: RouterConfig, tokenizers: ModelTokenizers) -> None:
         self._config = config
@@ -43,7 +43,7 @@ class RoundTrip:
 
     @contextlib.asynccontextmanager
     async def following(self, looked: Sequence[CheckedEngine]) -> AsyncIterator[None]:
-        """Follow the events of these engines within `async with`."""
+        """A context in which a service follows the events of the given engines."""
         followed = [one for one in looked if one.found is not None]
         if not followed:
             yield
@@ -72,7 +72,7 @@ class RoundTrip:
         self._client = None
 
     async def through(self, one: CheckedEngine) -> None:
-        """Send a prompt through an engine, twice, and add findings to its report."""
+        """Send a prompt through an engine twice, and add findings to its report."""
         config, report = self._config, one.report
         client = self._client if one.found is not None else None
         if report.role != "both" and one.found is not None and one.found.engine == "sglang":
@@ -116,7 +116,7 @@ class RoundTrip:
         await self._tiers(one, client, before, text, chat=messages is not None)
 
     async def _connectors(self, one: CheckedEngine) -> None:
-        """Ask an engine for its tiers again if no tier was found: tiers appear with the first step."""
+        """Ask an engine for its tiers again if it reported none: tiers appear with its first step."""
         is_in_time = asyncio.get_running_loop().time() < one.until - _EVENTS
         if one.connectors.offloads or not is_in_time:
             return
@@ -128,7 +128,7 @@ class RoundTrip:
     async def _tiers(
         self, one: CheckedEngine, client: AsyncClient | None, before: Sequence[StreamStatus], text: str, *, chat: bool
     ) -> None:
-        """Report the tiers beyond the engine's device, and whether other engines can pull its blocks."""
+        """Report the tiers beyond the engine's device, and if other engines can pull its blocks."""
         if client is not None:
             await listen(
                 one,
@@ -143,7 +143,7 @@ class RoundTrip:
     async def _ask(
         self, engine: Engine, model: str, text: str, *, chat: bool | None = None
     ) -> tuple[Answer, list[dict[str, Any]] | None]:
-        """Request an answer to a chat, or a completion if the engine serves no chats."""
+        """Request an answer to a chat, or to a completion if the engine serves no chats."""
         messages = [{"role": "user", "content": text}]
         body = {"model": model, "max_tokens": 1, "temperature": 0}
         if chat is not False:

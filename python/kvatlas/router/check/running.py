@@ -1,4 +1,4 @@
-"""Statements of a running router about its engines, for a check of the same engines."""
+"""Facts that a running router reports about its engines, for a check of the same engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunningRouter:
         """A configuration with the router's engines instead of those of `given`.
 
         Raises:
-            ConfigError: The engines do not fit together.
+            ConfigError: The engines contradict each other.
         """
         engines = tuple(
             Engine(
@@ -41,11 +41,11 @@ class RunningRouter:
         return dataclasses.replace(given, engines=engines, engines_file=None, discovery=discovery)
 
     def add_to(self, report: EngineReport, *, follows: bool) -> None:
-        """Add the router's statements about an engine to the engine's report.
+        """Add the facts that the router reports about an engine to the engine's report.
 
         Args:
-            report: The report; one that is not about an engine stays as it is.
-            follows: Whether the router should follow the engine's events.
+            report: The report; a report that is not about an engine is not changed.
+            follows: True if the router should receive the engine's events.
         """
         if not report.is_of_engine or report.worker not in self._workers:
             return

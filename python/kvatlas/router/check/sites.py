@@ -1,4 +1,4 @@
-"""Test of the service above sites, with engines as sites: it must answer, and names and block sizes must agree."""
+"""Test of the service above many sites, with engines as sites: it must answer, and names and block sizes must agree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEY = "give its admin key: --global-key-file, or KVATLAS_GLOBAL_KEY"
 
 
 async def look_above(config: RouterConfig, names: Sequence[str], models: Iterable[Sequence[str]]) -> EngineReport:
-    """Send the router's requests to the service, and compare its sites with the engines.
+    """Send the router's requests to the service above sites, and compare its sites with the engines.
 
     Args:
         config: The router's configuration.
@@ -113,7 +113,7 @@ def _block_sizes(report: EngineReport, sites: Sequence[SiteStatus], ours: int) -
 
 
 async def _may_report(report: EngineReport, client: AsyncClient, sites: Sequence[SiteStatus], group: str) -> None:
-    """Check that the key allows reports of engines' cached tokens. An empty report changes nothing."""
+    """Check that the key permits reports of engines' cached tokens, by an empty report that changes nothing."""
     if not sites:
         return
     site = sites[0]

@@ -1,4 +1,4 @@
-"""Test whether an engine sleeps, as in the router: by `GET /is_sleeping`, or else by its metrics."""
+"""Test if an engine sleeps, in the way of the router: by `GET /is_sleeping`, or else by its metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STATE = re.compile(r'[{,]sleep_state="([^"]*)"[^}]*\}\s+(\S+)')
 
 
 async def source_of_sleep(engine: Engine, asker: Asker, url: str) -> str | None:
-    """Route or metric that shows that the engine sleeps; None if it is awake, or does not say."""
+    """Route or metric that shows that an engine sleeps; None if it is awake, or does not report it."""
     try:
         said = await engine.json("GET", _ROUTE)
     except ClientError:

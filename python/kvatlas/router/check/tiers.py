@@ -1,7 +1,7 @@
-"""Test of the blocks that engines keep beyond their device: tiers, pools, and pulls between engines.
+"""Test of the blocks that engines keep on tiers beyond their device: tiers, pools, and pulls between engines.
 
-Engines tell little of their settings. So the test uses their announcements after the check's prompts, and their
-metrics; settings that neither shows are reported as unknown.
+Engines report few of their settings. So the test uses their announcements after the check's prompts, and their metrics;
+settings that neither shows are reported as unknown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COUNTERS = {"cpu": "host_blocks", "disk": "disk_blocks", "external": "external_
 
 
 def announced(before: Sequence[StreamStatus], after: Sequence[StreamStatus]) -> OffloadedBlocks:
-    """Blocks announced beyond the device between two states of an engine's streams."""
+    """Blocks that an engine announced beyond its device, between two states of its streams."""
 
     def grown(name: str) -> int:
         count = [sum(stream.counters.get(name, 0) for stream in streams) for streams in (before, after)]
@@ -60,8 +60,8 @@ async def listen(
 
     Args:
         one: The engine.
-        before: State of its streams before these prompts.
-        streams: Returns the current state of its streams.
+        before: State of the engine's streams before the prompts.
+        streams: Returns the current state of the engine's streams.
         ask_again: Sends a prompt to the engine, which announces finished copies only with its next step.
     """
     tiers, clock = one.connectors, asyncio.get_running_loop().time
@@ -136,7 +136,7 @@ def report_tiers(one: CheckedEngine, pools: Sequence[Pool]) -> None:
 
 
 def _kept(found: OffloadedBlocks) -> str:
-    """Description of the tiers that an engine announces."""
+    """Description of the tiers on which an engine announces blocks."""
     parts = []
     for tier, name in _NAMES.items():
         if found.has(tier):
@@ -201,7 +201,7 @@ def _stores(one: CheckedEngine, pools: Sequence[Pool]) -> None:
 
 
 async def look_at_pulls(one: CheckedEngine) -> None:
-    """Report whether others can pull from an engine, as far as its own answers show."""
+    """Report if other engines can pull blocks from an engine, as far as its answers show."""
     tiers, entry, report = one.connectors, one.entry, one.report
     if entry.pull is None:
         if "p2p" in tiers.tiers:
@@ -245,13 +245,13 @@ async def look_at_pulls(one: CheckedEngine) -> None:
 
 
 def can_pull(version: str) -> bool:
-    """True if requests to vLLM of this version can name the source of a pull, also if the version is not numeric."""
+    """True if requests to a version of vLLM can name the source of a pull, also for a version that is not numeric."""
     numbers = re.match(r"v?(\d{1,6})\.(\d{1,6})", version)
     return numbers is None or (int(numbers[1]), int(numbers[2])) >= _OLDEST
 
 
 async def _address(one: CheckedEngine) -> None:
-    """Report whether the address for pulls can be reached from here, and equals the one that the engine reports."""
+    """Report if the address for pulls can be reached, and equals the address that the engine reports."""
     entry, report = one.entry, one.report
     parts = _PARTS.fullmatch(entry.pull or "")
     if parts is None:
@@ -356,7 +356,7 @@ def _compare(one: CheckedEngine, others: Sequence[CheckedEngine]) -> None:
 
 
 def compare_pools(looked: Sequence[CheckedEngine], pools: Iterable[Pool]) -> None:
-    """Report engines of one pool that do not find each other's blocks there."""
+    """Report engines of one pool that do not find each other's blocks in it."""
     for pool in pools:
         members = [one for one in looked if is_member(one, pool) and one.block_names]
         for one in members:
@@ -379,7 +379,7 @@ def _chunk(tiers: Connectors, found: OffloadedBlocks | None) -> int | None:
 
 
 def _names(one: CheckedEngine, others: Sequence[CheckedEngine]) -> None:
-    """Report whether engines use the same block hashes for one prompt, which pulls require."""
+    """Report if engines have the same block hashes for one prompt, which pulls require."""
     report, algorithm = one.report, one.connectors.hash_algorithm
     compared = [other for other in others if other.block_names and one.block_names]
     different = [other.report.worker for other in compared if other.block_names[0] != one.block_names[0]]

@@ -1,4 +1,4 @@
-"""Check that router and engine make the same tokens of prompts; otherwise no cached block is ever found."""
+"""Check that router and engine make the same tokens from prompts; otherwise no cached block is ever found."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _same(report: EngineReport, name: str, ours: list[int], theirs: list[int], o
 async def tokens_of(
     engine: Engine, model: str, messages: list[dict[str, Any]] | None, prompt: str, tokenizer: LocalTokenizer | None
 ) -> list[int]:
-    """Tokens of a chat, or of a text if `messages` is None: the router's, or the engine's without a tokenizer here.
+    """Tokens of a chat, or of a text if `messages` is None: from the given tokenizer, or from the engine without one.
 
     Raises:
         ClientError: The engine does not return the tokens.

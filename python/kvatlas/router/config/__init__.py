@@ -1,6 +1,6 @@
 """All settings of the router: those of the service, which it embeds, and its own.
 
-Declared like the service's, field by field, so that the command line, the environment, the file, the printed
+They are declared like the service's, field by field, so that the command line, the environment, the file, the printed
 configuration and the documentation are made from one list.
 """
 

@@ -15,7 +15,7 @@ _COUNT = Integer(1, 1 << 30)
 
 @dataclass(frozen=True)
 class UpstreamConfig(Section):
-    """Connections to engines."""
+    """Settings of the connections to engines."""
 
     section: ClassVar[str] = "upstream"
 
@@ -62,7 +62,7 @@ class UpstreamConfig(Section):
 
 @dataclass(frozen=True)
 class HealthConfig(Section):
-    """Health checks of engines."""
+    """Settings of the health checks of engines."""
 
     section: ClassVar[str] = "health"
 

@@ -1,4 +1,4 @@
-"""Settings of the placing of requests, and checks of those that depend on each other."""
+"""Settings for choosing engines, and checks of settings that depend on each other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DECISIONS = routing_defaults()  # what the decision core has, where a setting i
 
 
 class _AnyText(Text):
-    """A string; empty for none."""
+    """A setting that is a string; empty for none."""
 
     wanted = "a string"
 
@@ -57,7 +57,7 @@ SESSION_SOURCES = (
 
 
 class _ObjectKind(Text):
-    """API group and version, or nothing."""
+    """A setting that is an API group and version of a cluster; empty for none."""
 
     wanted = 'an API group and version, such as "llm-d.ai/v1alpha2", or empty'
     metavar = "GROUP/VERSION"
@@ -69,7 +69,7 @@ class _ObjectKind(Text):
 
 
 class _Sources(Texts):
-    """Kind of a list of places where a request may name its session, or `off`."""
+    """A setting that is a list of places where a request may name its session, or `off`."""
 
     wanted = f"a list of {', '.join(SESSION_SOURCES)}, each once, or off"
     metavar = "PLACE[,PLACE...]"
@@ -90,10 +90,10 @@ def _checked_peer(peer: str) -> str:
 
 @dataclass(frozen=True)
 class RouterSection(Section):
-    """The placing of requests.
+    """Settings for choosing engines for requests.
 
     `index_key`, `global_key` and `peer_key` are the keys of the services at `index` and `global_url` and of the routers
-    at `peers` themselves, for programs.
+    at `peers`, for programs; files and flags name files with the keys instead.
     """
 
     section: ClassVar[str] = "router"
@@ -478,7 +478,7 @@ class RouterSection(Section):
             raise ConfigError(f"router.{given} is for gateways that ask at router.gateway_bind, which is not set")
 
     def _check_service(self, name: str, key: str | None, key_file: Path | None) -> None:
-        """Check the URL of a service, which a key requires."""
+        """Check the URL of a service. A key without a URL is refused."""
         url, key_name = getattr(self, name), f"router.{name.removesuffix('_url')}_key"
         if url is None:
             if key is not None or key_file is not None:
@@ -490,35 +490,35 @@ class RouterSection(Section):
             raise ConfigError(f"router.{name} must be http://HOST:PORT or https://HOST:PORT, but {error}") from None
 
     def for_native(self) -> dict[str, Any]:
-        """The settings for the native router, with the keys of other services and routers."""
+        """The settings in the form of the native router, with the keys of other services and routers."""
         keys = {"index_key": self.index_bearer(), "global_key": self.global_bearer(), "peer_key": self.peer_bearer()}
         return super().for_native() | keys
 
     def index_bearer(self) -> str | None:
-        """The key of the service at `index`, if there is one.
+        """The bearer key of the service at `index`; None without one.
 
         Raises:
-            ConfigError: The key file cannot be read, or does not hold a key.
+            ConfigError: The key file cannot be read, or does not contain a key.
         """
         if self.index_key_file is None:
             return self.index_key
         return read_secret(self.index_key_file, "router.index_key_file")
 
     def global_bearer(self) -> str | None:
-        """The key of the service at `global_url`, if there is one.
+        """The bearer key of the service at `global_url`; None without one.
 
         Raises:
-            ConfigError: The key file cannot be read, or does not hold a key.
+            ConfigError: The key file cannot be read, or does not contain a key.
         """
         if self.global_key_file is None:
             return self.global_key
         return read_secret(self.global_key_file, "router.global_key_file")
 
     def peer_bearer(self) -> str | None:
-        """The key of the routers at `peers`, if there is one.
+        """The bearer key of the routers at `peers`; None without one.
 
         Raises:
-            ConfigError: The key file cannot be read, or does not hold a key.
+            ConfigError: The key file cannot be read, or does not contain a key.
         """
         if self.peer_key_file is None:
             return self.peer_key

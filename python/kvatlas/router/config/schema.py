@@ -98,29 +98,29 @@ class RouterConfig(Config):
 
     @property
     def sends_requests(self) -> bool:
-        """Always True: a router sends requests to engines, so streams may have the name of an engine."""
+        """True for every router: it sends requests to engines, so a stream may have the name of an engine."""
         return True
 
     @property
     def objectives(self) -> str:
-        """API group and version of the InferenceObjectives whose priorities requests have; empty if they have none."""
+        """API group and version of the InferenceObjectives that set requests' priorities; empty for none."""
         return self.router.objectives
 
     @property
     def follows_events(self) -> bool:
-        """True if the engines' events are followed here."""
+        """True if the router receives the engines' events itself."""
         own = self.router
         return own.index is None and own.global_url is None and not own.no_events
 
     def engine_for_native(
         self, engine: Engine, ranks: Collection[int] = (), *, drained: bool | None = None
     ) -> dict[str, Any]:
-        """An engine as the native router takes it.
+        """An engine's settings in the form of the native router.
 
         Args:
             engine: The engine.
-            ranks: The ranks whose streams are given by hand.
-            drained: Whether it gets no new requests; None if that stays as it is.
+            ranks: The ranks whose streams the configuration gives.
+            drained: True if the engine gets no new requests; None to leave this unchanged.
         """
         models = engine.models or ((engine.model,) if engine.model else ())  # without, it is asked
         about_it = {
@@ -141,7 +141,7 @@ class RouterConfig(Config):
         return {name: value for name, value in about_it.items() if value is not None}
 
     def ranks_by_hand(self, engine: Engine) -> list[int]:
-        """The ranks of an engine whose streams the configuration has."""
+        """The ranks of an engine whose streams are given in the configuration."""
         return [stream.rank for stream in self.static_streams if stream.worker == engine.worker]
 
     def router_for_native(
@@ -157,10 +157,10 @@ class RouterConfig(Config):
 
         Args:
             tokenizer: `router.tokenizer` as a path, `engine`, or None.
-            tokenizers: `router.tokenizers` likewise.
+            tokenizers: `router.tokenizers` in the same form, by model.
             holds: Conditions that the embedded service waits for before it is ready.
-            engines: The engines at the start, as `engine_for_native` makes them; if not given, the configuration's.
-            log: Whether the native part writes its log.
+            engines: The engines at the start, in the form of `engine_for_native`; None for the configuration's.
+            log: True if the native part writes a log.
         """
         service = self.for_native(holds, log=log)
         sections = {"http": service.pop("http")}
@@ -181,7 +181,7 @@ class RouterConfig(Config):
 
 
 class _InRole:
-    """Parser of engines of one role."""
+    """Parser of engine entries that sets the engine's role: prefill or decode."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -220,7 +220,7 @@ ROUTER = Schema(
     {"engine": "engines", "prefill": "engines", "decode": "engines", "stream": "static_streams"},
     ROUTER_SECRETS,
 )
-"""The settings of `kvatlas router`."""
+"""Declaration of all settings of `kvatlas router`."""
 
 
 def read_router_config(
@@ -229,20 +229,22 @@ def read_router_config(
     file: Path | str | None = None,
     usual: Mapping[str, str] | None = None,
 ) -> ResolvedConfig[RouterConfig]:
-    """Put a router's configuration together, as `kvatlas.service.read_config` does for a service.
+    """Read a router's configuration from flags, the environment and a file.
+
+    It works like `kvatlas.service.read_config` for a service.
 
     Args:
         flags: Texts of flags by the settings' paths; lists for "engine", "prefill", "decode" and "stream".
-        env: The environment variables; the process's own if not given.
-        file: The configuration file; else the one that KVATLAS_CONFIG names. Without either, no file is read.
-        usual: Texts by the settings' paths that a command has instead of the settings' defaults.
+        env: The environment variables; None for those of the process.
+        file: The configuration file; None for the one that KVATLAS_CONFIG names, if any.
+        usual: Texts of a command's defaults, by the settings' paths, which replace those of the settings.
 
     Raises:
-        ConfigError: A name is unknown or a value is wrong; the message says what, where, and what would be right.
+        ConfigError: A name is unknown or a value is invalid; the message says which, where, and what is valid.
     """
     return read_as(ROUTER, flags, env, file, usual)
 
 
 def show_router_config(resolved: ResolvedConfig[RouterConfig]) -> str:
-    """The settings in force as TOML, each with its source; bearer keys are left out."""
+    """The effective settings as TOML, each with its source; bearer keys are left out."""
     return show_config(resolved, ROUTER)

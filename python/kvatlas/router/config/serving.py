@@ -13,7 +13,7 @@ from kvatlas.service.config.section import about
 
 @dataclass(frozen=True)
 class RouterHttpConfig(HttpConfig):
-    """The router's HTTP server."""
+    """Settings of the router's HTTP server."""
 
     bind: str = field(
         default="127.0.0.1:8080",

@@ -1,4 +1,4 @@
-"""Keeper of a router's fleet: makes the changes that HTTP clients and programs request."""
+"""Keeper of a router's fleet: makes the changes of engines that HTTP clients and programs request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STATUS = {
 
 
 class Registry(Protocol):
-    """Registry of the engines that get requests."""
+    """Interface to the native router's engines, which get requests."""
 
     def add(self, engine: Engine, drained: bool, *, for_client: bool, is_same: bool) -> None:
         """Add an engine that gets requests, or change its settings.
@@ -43,11 +43,11 @@ class Registry(Protocol):
         """
 
     def undo(self, engine: Engine, before: Member | None) -> None:
-        """Undo an addition. `before`: the engine that had the name before; None if there was none."""
+        """Undo the addition of an engine. `before`: the engine that had the name before; None if there was none."""
 
 
 class FleetKeeper:
-    """Maker of changes of the fleet, one after the other, from `begin` on."""
+    """Maker of changes of the fleet, one after the other, once `begin` was called."""
 
     def __init__(
         self, config: RouterConfig, orders: Orders, discovery: Discovery, peers: PeerRouters | None = None
@@ -56,7 +56,7 @@ class FleetKeeper:
 
         Args:
             config: The router's configuration.
-            orders: Orders given so far, which discovery uses as its overlay.
+            orders: Changes requested so far (orders), which discovery applies to the listed engines.
             discovery: Discovery of the engines.
             peers: The other routers of the group; None if there are none.
         """
@@ -72,14 +72,14 @@ class FleetKeeper:
 
         Args:
             registry: The engines that get requests.
-            run: Runs a coroutine in discovery's loop, and returns a future of its result.
+            run: Function that runs a coroutine in discovery's event loop, and returns a future of its result.
             own: The URL of this router.
         """
         self._registry, self._run, self._own = registry, run, own
         self._starting.set()
 
     def __call__(self, request: str) -> str:
-        """Answer a client's request. Both are JSON texts in the native router's form."""
+        """Answer a client's request. Request and answer are JSON texts in the native router's form."""
         asked = json.loads(request)
         try:
             return json.dumps(self._answer(asked))
@@ -87,10 +87,10 @@ class FleetKeeper:
             return json.dumps(_refusal(error))
 
     def add(self, engine: Engine) -> None:
-        """Add an engine, or change the one of the same name, for the program that runs the router.
+        """Add an engine, or change the engine of the same name, for the program that runs the router.
 
         Raises:
-            ConfigError: A setting cannot be used.
+            ConfigError: A setting is invalid.
             ServiceError: The engine cannot be added.
         """
         self._add(engine, for_client=False)
@@ -99,8 +99,8 @@ class FleetKeeper:
         """Remove, drain or undrain an engine.
 
         Raises:
-            ServiceError: There is no engine of that name (code "unknown_engine"), or the change cannot be written down
-                (code "state_not_written").
+            ServiceError: There is no engine of that name (code "unknown_engine"), or the change cannot be written to
+                the state file (code "state_not_written").
         """
         self._begun()
         with self._lock:
@@ -126,7 +126,7 @@ class FleetKeeper:
             self._follow(name)
 
     def merge(self, orders: list[Order]) -> None:
-        """Apply the orders of another router."""
+        """Apply the changes of engines (orders) that another router has."""
         names = self._orders.merge(orders)
         if names:
             logger.info("another router has said what was changed over HTTP: %s", ", ".join(sorted(names)))
@@ -156,9 +156,9 @@ class FleetKeeper:
         return answer
 
     def _listed(self, is_known: bool) -> dict[str, Any]:
-        """Fleet changes (orders) for another router.
+        """The changes of engines (orders), for another router.
 
-        Orders that contain an engine's key are left out unless that router has shown this router's key.
+        Orders that contain an engine's key are left out unless the other router has sent this router's key.
         """
         self._prune()
         orders = self._orders.all()
@@ -220,14 +220,14 @@ class FleetKeeper:
             ) from error
 
     def _begun(self) -> tuple[Registry, Callable[[Any], Any]]:
-        """Return the registry and the runner. Waits until discovery follows the first engines."""
+        """The registry of engines and the runner of coroutines. Waits until discovery has listed the first engines."""
         has_begun = self._starting.wait(_PATIENCE) and self._discovery.has_begun.wait(_PATIENCE)
         if not has_begun or self._registry is None or self._run is None:
             raise ServiceError("the router is starting: ask again in a second", "not_ready")
         return self._registry, self._run
 
     def _follow(self, name: str) -> None:
-        """Make discovery follow the changed engine at once."""
+        """Make discovery apply the change of an engine at once."""
         _registry, run = self._begun()
         following = self._discovery.follow_now(name)
         try:
@@ -242,11 +242,11 @@ class FleetKeeper:
 
 
 def _parsed(body: str, is_known: bool) -> Engine:
-    """Read the engine in a request's body.
+    """Parse the engine in a request's body.
 
     Raises:
         ConfigError: The body is not a valid engine.
-        ServiceError: It asks for the key of all engines without having shown a key (code "forbidden").
+        ServiceError: The client requests the key of all engines without having sent a key (code "forbidden").
     """
     try:
         table = json.loads(body)

@@ -1,4 +1,4 @@
-"""Orders that operators gave over HTTP about single engines, applied to the engines that the sources list.
+"""Orders: changes of single engines that operators made over HTTP, applied to the engines that the sources list.
 
 The latest change of an engine counts. An order stores the engine's entry in the sources at that time; once the sources
 have another entry, their change is later, and the order is void. Draining is separate: it is void once the entry has
@@ -26,16 +26,16 @@ _FIELDS = ("name", "at", "engine", "removed", "drained", "listed", "listed_drain
 
 @dataclass(frozen=True)
 class Order:
-    """Order about one engine.
+    """Order: a change of one engine that an operator made over HTTP.
 
     Attributes:
         name: The engine's name.
         at: Time of the order, in seconds since 1970.
         engine: The engine's settings, if it was added or changed; None otherwise.
-        removed: Whether the engine was removed.
-        drained: Whether the engine gets no new requests; None if the order does not say.
+        removed: True if the engine was removed.
+        drained: True if the engine gets no new requests; None if the order does not change this.
         listed: The engine's entry in the sources when `engine` or `removed` was set; None if it was not listed.
-        listed_drain: Whether that entry had `drain` set when `drained` was set.
+        listed_drain: True if the engine's entry in the sources had `drain` set when `drained` was set.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Order:
 
     @classmethod
     def of(cls, value: object) -> Order:
-        """Read an order from its JSON form.
+        """Parse an order from its JSON form.
 
         Raises:
             ConfigError: The value is not an order; the message says why.
@@ -98,7 +98,7 @@ class Order:
         return order
 
     def apply(self, member: Member | None) -> Member | None:
-        """Member to follow instead of the sources' `member`; None if the engine is not to be followed."""
+        """The engine to use instead of the sources' `member`; None if the engine is not to be used."""
         if self.removed:
             return None
         if self.engine is not None and (member is not None or self.listed is None):
@@ -113,14 +113,14 @@ class Order:
 
 
 class Orders:
-    """Orders by the engines' names. All methods may be called from any thread."""
+    """Orders (operators' changes of engines) by the engines' names. All methods may be called from any thread."""
 
     def __init__(self, orders: Iterable[Order] = (), *, save: Callable[[list[Order]], None] | None = None) -> None:
-        """Create the collection.
+        """Create the collection of orders.
 
         Args:
             orders: Orders at the start.
-            save: Saves all orders after each change.
+            save: Function that saves all orders after each change; None to save none.
         """
         self._lock = threading.RLock()
         self._all = {order.name: order for order in orders}
@@ -133,7 +133,7 @@ class Orders:
             return [self._all[name] for name in sorted(self._all)]
 
     def get(self, name: str, member: Member | None) -> Order:
-        """The valid part of an engine's order; an empty order if there is none. `member`: the sources' own member."""
+        """The valid part of an engine's order; an empty order if there is none. `member`: the sources' entry."""
         with self._lock:
             return self._all.get(name, Order(name, 0.0)).without_what_is_void(member)
 
@@ -162,7 +162,7 @@ class Orders:
             return [order.name for order in new]
 
     def apply(self, listed: Mapping[Name, Member], /) -> dict[Name, Member]:
-        """Members to follow, by name, for those that the sources list. Overruled orders are dropped."""
+        """The engines to use, by name, given those that the sources list. Overruled orders are dropped."""
         with self._lock:
             found = dict(listed)
             for order in list(self._all.values()):
@@ -204,7 +204,7 @@ class Orders:
 
 
 def listed_as(member: Member | None) -> dict[str, Any] | None:
-    """The sources' entry of an engine, in the form that an order stores."""
+    """The sources' entry of an engine, in the form in which an order stores it."""
     return None if member is None else _table(member)
 
 

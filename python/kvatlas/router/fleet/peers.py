@@ -1,4 +1,4 @@
-"""Other routers of the group: asking them for their orders at the start, and making changes of the whole group."""
+"""Other routers of the group (peers): fetching their orders at the start, and making changes at all of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PeerRouters:
     """Client of the other routers of the group."""
 
     def __init__(self, config: RouterConfig, own: str) -> None:
-        """Create the client, without asking the routers yet.
+        """Create the client, without sending a request yet.
 
         Args:
             config: The configuration, with the peers, their key and their certificate authority.
@@ -50,7 +50,7 @@ class PeerRouters:
         self._said: dict[str, str] = {}  # why a peer has not answered, by its URL
 
     def addresses(self) -> list[PeerAddress]:
-        """Current addresses of the peers. Waits for the name server; a name that it does not know has no addresses."""
+        """Current addresses of the peers. Waits for the name server; an unknown host name has no addresses."""
         found: list[PeerAddress] = []
         for peer in self._peers:
             if not replicas.is_name(peer):
@@ -68,7 +68,7 @@ class PeerRouters:
         return list(dict.fromkeys(found))
 
     def orders(self, timeout: float = _FIRST) -> tuple[list[Order], bool]:
-        """Orders of the peers, for each engine the newest one, and whether any peer has answered."""
+        """Fetch the orders of the peers. Returns the newest for each engine, and True if any peer has answered."""
         newest: dict[str, Order] = {}
         answered = False
         for url, answer in self._ask(self.addresses(), "GET", "/peers/engines", None, timeout):
@@ -94,7 +94,7 @@ class PeerRouters:
         return list(newest.values()), answered
 
     def tell(self, action: str, name: str | None, body: str | None) -> list[dict[str, Any]]:
-        """Make a change at all peers. Returns the result of each: its URL, the status, and the reason of a failure."""
+        """Make a change at all peers. Returns for each peer its URL, the status, and the reason of a failure."""
         methods = {"add": ("POST", "/engines"), "remove": ("DELETE", f"/engines/{_quoted(name)}")}
         method, path = methods.get(action, ("POST", f"/engines/{_quoted(name)}/{action}"))
         return [
@@ -105,7 +105,7 @@ class PeerRouters:
     def _ask(
         self, peers: list[PeerAddress], method: str, path: str, body: str | None, timeout: float
     ) -> Iterable[tuple[str, dict[str, Any]]]:
-        """Answers of all peers, which are asked concurrently."""
+        """Send a request to all peers concurrently. Returns their answers."""
         if not peers:
             return []
         trusted = None if self._ca is None else str(self._ca)
@@ -124,7 +124,7 @@ class PeerRouters:
 
 
 class PeerOrders:
-    """Thread that asks the peers for their orders again and again, until one has answered."""
+    """Thread that asks the peers for their orders until one has answered."""
 
     def __init__(self, peers: PeerRouters, take: Callable[[list[Order]], None]) -> None:
         self._peers = peers
@@ -147,7 +147,7 @@ class PeerOrders:
 
 
 def _asked(client: httpx.Client, method: str, peer: PeerAddress, path: str, body: str | None) -> dict[str, Any]:
-    """Answer of a peer: status, code, message and body; the status is None if the peer did not answer."""
+    """Send a request to a peer. Returns status, code, message and body; the status is None without an answer."""
     headers = {"Content-Type": "application/json"} if body is not None else {}
     try:
         named = {} if peer.certified is None else {"sni_hostname": peer.certified}

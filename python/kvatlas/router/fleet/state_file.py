@@ -1,4 +1,4 @@
-"""File that keeps a router's orders given over HTTP over a restart."""
+"""File in which a router keeps the changes of engines made over HTTP (orders) over a restart."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StateFile:
             ) from error
 
     def check(self, orders: list[Order]) -> None:
-        """Write the orders at the start, so that a file that cannot be written is noticed then.
+        """Write the orders at the start, so that an unwritable file is noticed then.
 
         Raises:
             ConfigError: The file cannot be written.

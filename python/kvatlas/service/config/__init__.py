@@ -1,8 +1,8 @@
 """The configuration of a service: its settings, their sources, and the values they accept.
 
-`serving`, `following` and `sharing` declare the settings as fields of dataclasses, one a section; `schema` collects all
-sections, `section` is their base, `kinds` has the types of values, `engines` and `pools` the entries of lists, and
-`read` puts a configuration together from flags, the environment and a file.
+`serving`, `following` and `sharing` declare the settings as fields of dataclasses, one for each section; `schema`
+collects all sections, `section` is their base, `kinds` has the types of values, `engines` and `pools` the entries of
+lists, and `read` reads a configuration from flags, the environment and a file.
 """
 
 from kvatlas.service.config.engines import Engine, Stream

@@ -1,4 +1,4 @@
-"""Entries of a configuration: engines, and streams registered by hand, as objects, as flags and as tables of a file."""
+"""Entries of a configuration: engines, and streams registered by hand, as objects, flags and tables of a file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STREAM_WANTED = (
 
 
 class Name(Text):
-    """The name of a worker or of something else that users name."""
+    """A setting that is the name of a worker or of another thing that users name."""
 
     wanted = f"a string of 1 to {_MAX_NAME} bytes"
 
@@ -52,7 +52,7 @@ class _AnyText(Text):
 
 
 class _Ranks(Kind):
-    """A number of data-parallel ranks, or the ranks' own numbers."""
+    """A setting that is a number of data-parallel ranks, or a list of their numbers."""
 
     wanted = f"an integer from 1 to {_MOST_RANKS}, or a list of ranks in ascending order"
 
@@ -74,7 +74,7 @@ class _Ranks(Kind):
 
 
 class _Secret(Text):
-    """A bearer key, which messages do not repeat."""
+    """A setting that is a bearer key, which messages do not repeat."""
 
     def convert(self, value: object) -> str:
         if isinstance(value, str) and len(value) <= MAX_KEY and is_bearer(value):
@@ -83,12 +83,12 @@ class _Secret(Text):
 
 
 def entry_field(kind: Kind, default: Any = None, *, routing: bool = False) -> Any:
-    """A field of an entry. `routing`: whether it concerns requests only, not how events are followed."""
+    """Declare a field of an entry. `routing`: True if it concerns requests only, not the receiving of events."""
     return field(default=default, metadata={"kind": kind, "routing": routing}, repr=not isinstance(kind, _Secret))
 
 
 def parse_fields(parts: Iterable[str], kinds: Mapping[str, Kind], called: str, wanted: str) -> dict[str, Any]:
-    """The fields of an entry that a flag has as `KEY=VALUE`.
+    """Parse the fields of an entry that a flag gives as `KEY=VALUE`.
 
     Args:
         parts: The flag's parts.
@@ -117,7 +117,7 @@ def parse_fields(parts: Iterable[str], kinds: Mapping[str, Kind], called: str, w
 
 
 class Entry:
-    """Common base of engines and streams: fields with kinds, read from a flag or a table of a file."""
+    """Common base of the entries for engines and streams: fields with kinds, read from a flag or a table of a file."""
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ class Entry:
         """Make an entry from a table of a file.
 
         Raises:
-            ConfigError: A key is unknown, missing or wrong.
+            ConfigError: A key is unknown or missing, or its value is invalid.
         """
         known = [each.name for each in dataclasses.fields(cls)]  # type: ignore[arg-type]
         for key in table:
@@ -166,38 +166,41 @@ class Entry:
 
 @dataclass(frozen=True)
 class Engine(Entry):
-    """Engine that is asked for the addresses of its events.
+    """Settings of an engine, which is asked for the addresses of its events.
 
     Attributes:
-        url: Its HTTP address: `http://host:8000`.
-        name: The worker's name; the host and port of the URL if not given.
+        url: The engine's HTTP address: `http://host:8000`.
+        name: The worker's name; None for the host and port of the URL.
         model: Name of the model to register, instead of the engine's answer.
         block_size: Tokens in a block, instead of the engine's answer.
-        routing_group: Its routing group, if not the general one.
+        routing_group: The engine's routing group, if not the general one.
         events_port: Port of rank 0's events, for engines that do not report it.
-        replay_port: Port of rank 0's replay socket, likewise.
+        replay_port: Port of rank 0's replay socket, for engines that do not report it.
         ranks: Number of data-parallel ranks of an engine with `events_port`, if its metrics do not show it; or a list
-            of those to which a router's requests can be sent.
+            of the ranks to which a router can send requests.
         count_copies: False if the engine announces blocks again without holding another copy of them, as with
-            `kv_cache_report_mode` "full"; asked from the engine by default, else true.
-        host_chunk: Blocks that it keeps as one in host memory, instead of the engine's answer or what its stores show.
+            `kv_cache_report_mode` "full"; None to ask the engine, and True if it does not answer.
+        host_chunk: Number of blocks stored together in host memory, instead of the engine's answer or of inference from
+            its stores.
         aliases: Other names of the model, besides those that the engine reports.
         adapters: LoRA adapters that requests may name instead of the model, besides those that the engine reports.
-        role: The part of requests that a router sends it: "both" (all of a request), or only "prefill" or "decode".
-        weight: Its weight in a router's choice among engines; 1 if not given.
-        drain: True if a router sends it no new requests.
-        models: The models and adapters that it serves, instead of its answer.
-        capacity_blocks: Blocks that its cache has room for, instead of its answer.
-        handover: "vllm" or "sglang": how it hands prompts over between prefill and decode, instead of its answer.
-        version: Its version, on which its prompts depend, instead of its answer.
+        role: The part of requests that a router sends to the engine: "both" (all of a request), or only "prefill" or
+            "decode".
+        weight: The engine's weight in a router's choice among engines; None for 1.
+        drain: True if a router sends the engine no new requests.
+        models: The models and adapters that the engine serves, instead of its answer.
+        capacity_blocks: Capacity of the engine's cache in blocks, instead of its answer.
+        handover: "vllm" or "sglang": the protocol for handing prompts over between prefill and decode, instead of the
+            engine's answer.
+        version: The engine's version, which determines how it makes prompts, instead of its answer.
         bootstrap_port: Port at which an SGLang prefill engine meets decode engines, instead of its answer.
         pull: `HOST:PORT` at which other engines can pull blocks from its host memory; further ranks have the next
             ports.
         pull_group: A name that is the same for all engines that can pull from each other, if there are several groups.
-        rank_header: The number by which requests name its ranks, "local" (counted from 0) or "global", instead of what
-            is found out.
-        key: The bearer key that it wants, instead of the key of all engines.
-        use_key: False if it is not shown the key of all engines.
+        rank_header: The numbering by which requests name ranks, "local" (counted from 0) or "global", instead of the
+            detected one.
+        key: The bearer key for the engine, instead of the key of all engines.
+        use_key: False to send the engine no key of all engines.
     """
 
     url: str = field(metadata={"kind": Text()})
@@ -240,7 +243,7 @@ class Engine(Entry):
         return f"engine {shown(_PASSWORD.sub('***@', self.url))}"
 
     def table(self) -> dict[str, Any]:
-        """The engine as a table of a file: what is given, with its key."""
+        """The engine's given settings as a table of a file, including the bearer key."""
         return {
             each.name: list(value) if isinstance(value, tuple) else value
             for each in dataclasses.fields(self)
@@ -248,12 +251,12 @@ class Engine(Entry):
         }
 
     def as_followed(self) -> Engine:
-        """The engine without what only a router's choice and requests depend on."""
+        """The engine without the settings that concern only a router's choice and requests."""
         without: dict[str, Any] = dict.fromkeys(ROUTING_FIELDS)
         return dataclasses.replace(self, **without)
 
     def key_of(self, common: str | None) -> str | None:
-        """The key that it is shown, if any; `common` is the key of all engines."""
+        """The bearer key to send to the engine; None for none. `common`: the key of all engines."""
         return self.key or (None if self.use_key is False else common)
 
     @property
@@ -263,12 +266,12 @@ class Engine(Entry):
 
     @property
     def followed(self) -> Engine:
-        """The entry as far as it concerns events: without its part in requests."""
+        """The engine with only the settings for receiving its events."""
         return dataclasses.replace(self, role=None, weight=None)
 
     @property
     def shown_url(self) -> str:
-        """The URL without a password."""
+        """The URL without a password, for messages."""
         parts = urlsplit(self.url)
         at = parts.netloc.rpartition("@")
         if not at[1]:
@@ -277,37 +280,37 @@ class Engine(Entry):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Make an engine from `[NAME=]URL`."""
+        """Parse an engine from `[NAME=]URL`."""
         named = _NAMED_URL.fullmatch(text)
         return cls(named[2], name=named[1]) if named else cls(text)
 
     def show(self) -> str:
-        """The engine as a flag has it."""
+        """The engine in the form of a flag: `[NAME=]URL`."""
         return f"{self.name}={self.shown_url}" if self.name else self.shown_url
 
 
 ROUTING_FIELDS = tuple(each.name for each in dataclasses.fields(Engine) if each.metadata.get("routing"))
-"""The settings of engines that only a router uses."""
+"""Names of the settings of engines that only a router uses."""
 
 
 @dataclass(frozen=True)
 class Stream(Entry):
-    """Events of one rank of a worker, registered by hand.
+    """Settings of the event stream of one rank of a worker, registered by hand.
 
     Attributes:
         worker: The worker's name.
-        endpoint: The address of its events: `tcp://host:5557`; or `bind://5557` if the engine connects to this
+        endpoint: The address of the worker's events: `tcp://host:5557`; or `bind://5557` if the engine connects to this
             port of the service (`streams.bind`).
         replay_endpoint: The replay socket, which is asked for lost batches.
         rank: The worker's data-parallel rank.
         topic: The engine's topic, compared as a whole; empty for any. With `bind://`, empty is a topic like others.
         model: The model, if not the general one.
         block_size: Tokens in a block, if not the general one.
-        routing_group: Its routing group, if not the general one.
-        count_copies: Whether a block announced n times is held until it is removed n times.
+        routing_group: The worker's routing group, if not the general one.
+        count_copies: True if a block announced n times counts as held until removed n times.
         aliases: Other names of the model.
         adapters: LoRA adapters that requests may name instead of the model.
-        host_chunk: Blocks that the engine keeps as one in host memory; what its stores show if not given.
+        host_chunk: Number of blocks that the engine stores together in host memory; None to infer it from its stores.
     """
 
     worker: str = field(metadata={"kind": Name()})
@@ -340,7 +343,7 @@ class Stream(Entry):
         return f"stream of worker {shown(self.worker)}"
 
     def check(self, *, model: str | None, block_size: int | None) -> None:
-        """Check that the stream, with these defaults, has everything that a registration needs.
+        """Check that a registration of the stream, with the given defaults, is complete.
 
         Raises:
             ConfigError: The model or the block size is missing.
@@ -352,7 +355,7 @@ class Stream(Entry):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Make a stream from `WORKER=ENDPOINT[,KEY=VALUE...]`."""
+        """Parse a stream from `WORKER=ENDPOINT[,KEY=VALUE...]`."""
         first, *rest = text.split(",")
         name, equals, endpoint = first.partition("=")
         if not equals or not name or not endpoint:
@@ -364,7 +367,7 @@ class Stream(Entry):
         return cls(name, endpoint, **parse_fields(parts, kinds, called, _STREAM_WANTED))
 
     def show(self) -> str:
-        """The stream as a flag has it."""
+        """The stream in the form of a flag: `WORKER=ENDPOINT[,KEY=VALUE...]`."""
         parts = [f"{self.worker}={self.endpoint}"]
         for each in dataclasses.fields(self)[2:]:
             value = getattr(self, each.name)
@@ -374,12 +377,12 @@ class Stream(Entry):
 
 
 def check_names(engines: Iterable[Engine], streams: Iterable[Stream], *, shared: bool = False) -> None:
-    """Check that each engine has a name of its own, and that each rank of a worker has one stream.
+    """Check that each engine has a different name, and that each rank of a worker has one stream.
 
     Args:
         engines: The engines.
         streams: The streams.
-        shared: True if a stream may have the name of an engine, as in a router, and belongs to it then.
+        shared: True if a stream may have the name of an engine, as in a router; the stream then belongs to the engine.
 
     Raises:
         ConfigError: Two entries clash; the message names them.

@@ -144,7 +144,7 @@ class StreamConfig(Section):
 
 @dataclass(frozen=True)
 class AdoptConfig(Section):
-    """Settings of adoption: learning blocks that engines announced before the service followed them."""
+    """Settings of adoption: learning blocks that engines announced before the service received their events."""
 
     section: ClassVar[str] = "adopt"
 
@@ -166,7 +166,10 @@ class AdoptConfig(Section):
 
 @dataclass(frozen=True)
 class DiscoveryConfig(Section):
-    """Settings of finding engines and their event sockets. `key` is the engines' API key itself, for programs."""
+    """Settings of finding engines and their event sockets.
+
+    `key` is the engines' API key, for programs; files and flags name a file with the key instead.
+    """
 
     section: ClassVar[str] = "discovery"
 
@@ -275,9 +278,9 @@ class DiscoveryConfig(Section):
                 ) from None
 
     def bearer(self) -> str | None:
-        """The engines' API key, if there is one.
+        """The engines' API key; None if there is none.
 
         Raises:
-            ConfigError: The key file cannot be read, or does not hold a key.
+            ConfigError: The key file cannot be read, or does not contain a key.
         """
         return self.key if self.key_file is None else read_secret(self.key_file, "discovery.key_file")

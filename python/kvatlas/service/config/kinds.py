@@ -1,7 +1,7 @@
-"""Kinds of values that settings take: their form in a file, a variable or a flag, and their limits.
+"""Kinds of values of settings: their form in a file, a variable or a flag, and their limits.
 
-A kind converts a given value or text, or raises ValueError with what would be right. The caller adds the source of the
-value.
+A kind converts a given value or text, or raises ValueError with a description of valid values. The caller adds the
+source of the value.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def shown(value: object) -> str:
-    """A value as shown in messages, cut short if it is long."""
+    """A value as text for messages, shortened if it is long."""
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class Kind(ABC):
-    """Kind of the values that a setting takes.
+    """Base class of the kinds of values that a setting accepts.
 
     Attributes:
         wanted: Description of the valid values, which follows "must be".
         metavar: The value's name in the help of a flag.
-        repeatable: Whether its flag may be given several times; the texts are parsed together, one a line.
+        repeatable: True if the flag may be given several times; the texts are parsed together, one per line.
     """
 
     wanted: str
@@ -49,15 +49,15 @@ class Kind(ABC):
         return self.convert(text)
 
     def show(self, value: Any) -> str:
-        """Format a value as in a file."""
+        """Format a value in the form of a file."""
         return _toml(value)
 
     def native(self, value: Any) -> Any:
-        """Convert a value for the native part, to a JSON type."""
+        """Convert a value to a JSON type for the native part."""
         return value
 
     def bad(self, value: object) -> ValueError:
-        """Make the error for an invalid value."""
+        """Create the error for an invalid value."""
         return ValueError(f"must be {self.wanted}, got {shown(value)}")
 
 
@@ -105,7 +105,7 @@ class Names(Texts):
 
 
 class Hosts(Texts):
-    """Networks and patterns of host names."""
+    """A list of networks and patterns of host names."""
 
     wanted = 'a list of networks, host names and paths: "10.0.0.0/8", "pod-*.engines", "ipc:///run/engines/*"'
     metavar = "HOST[,HOST...]"
@@ -123,7 +123,7 @@ class Hosts(Texts):
 
 
 class Origins(Texts):
-    """Origins of web pages."""
+    """A list of origins of web pages."""
 
     wanted = 'a list of origins: "https://chat.example", "http://localhost:3000"'
     metavar = "ORIGIN[,ORIGIN...]"
@@ -137,7 +137,7 @@ class Origins(Texts):
 
 
 class Choice(Kind):
-    """One of a set of words."""
+    """One word of a fixed set."""
 
     def __init__(self, *choices: str) -> None:
         self.choices = choices
@@ -151,7 +151,7 @@ class Choice(Kind):
 
 
 class OnOff(Choice):
-    """On or off: true or false for the native part."""
+    """The word on or off, which becomes true or false for the native part."""
 
     def native(self, value: str) -> bool:
         return value == "on"
@@ -287,13 +287,13 @@ class Number(Kind):
 
 
 class Pairs(Kind):
-    """Values by name, kept as pairs; in text `NAME=VALUE`, separated by white space."""
+    """Values by name, stored as pairs; in text `NAME=VALUE`, separated by white space."""
 
     metavar = "NAME=VALUE"
     repeatable = True
 
     def __init__(self, *, plain: bool = False) -> None:
-        """Create the kind. With `plain` all values are strings; otherwise numbers, true and false are converted."""
+        """Create the kind. With `plain`, all values are strings; otherwise numbers, true and false are converted."""
         self.plain = plain
         values = "strings" if plain else "strings, numbers, true or false"
         self.wanted = f"NAME=VALUE, several separated by white space, or in a file a table of {values}"
@@ -338,7 +338,7 @@ def _scalar(text: str) -> Scalar:
 
 
 class Address(Kind):
-    """An address to listen at: an IP address and a port."""
+    """An address on which to listen: an IP address and a port."""
 
     wanted = 'an IP address and a port: "127.0.0.1:8090", "[::1]:8090", "0.0.0.0:8090" for all, port 0 for any free one'
     metavar = "IP:PORT"
@@ -360,7 +360,7 @@ class Address(Kind):
 
 
 class Addresses(Texts):
-    """Several addresses to listen at."""
+    """Several addresses on which to listen."""
 
     wanted = 'a list of IP addresses with ports: "0.0.0.0:5557", "[::1]:5557"'
     metavar = "IP:PORT[,IP:PORT...]"
@@ -395,7 +395,7 @@ class Directory(File):
 
 
 def _toml(value: object) -> str:
-    """A plain value in TOML."""
+    """A string, number, boolean or list in the syntax of TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

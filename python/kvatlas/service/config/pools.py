@@ -1,4 +1,4 @@
-"""Pools: stores that several engines put blocks in and load from."""
+"""Entries for pools: stores into which several engines put blocks and from which they load."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _WANTED = (
 
 @dataclass(frozen=True)
 class Pool(Entry):
-    """A store that several engines put blocks in and load from, such as a shared folder.
+    """A store into which several engines put blocks and from which they load, such as a shared folder.
 
     Attributes:
         name: The pool's name.
-        members: Names of the workers that may load from it; all if not given.
-        chunk: Blocks in a chunk; what its members tell or their stores show if not given.
-        tier: The tier by which its members' events call it: "cpu", "disk" or "external".
-        announces_removals: Whether its members announce what is removed.
-        lifetime: Seconds after which a block counts no more unless it was announced again; no limit if not given.
-        budget: Bytes that it has room for: of more, what was announced longest ago counts no more; no limit if not
-            given.
-        chunk_bytes: Bytes of a chunk, such as the size of its file; needed for `budget`.
-        directory: A directory with a file for each chunk, as vLLM's `fs` tier has it: what was deleted there counts no
-            more.
-        look_every: Seconds between two looks at the directory.
+        members: Names of the workers that may use the pool; None for all.
+        chunk: Number of blocks in a chunk; None to use the members' answers or infer it from their stores.
+        tier: The tier in members' events that stands for the pool: "cpu", "disk" or "external".
+        announces_removals: True if members announce removals.
+        lifetime: Seconds after which a block no longer counts unless announced again; None for no limit.
+        budget: Capacity of the pool in bytes: beyond it, the blocks announced longest ago no longer count; None for no
+            limit.
+        chunk_bytes: Size of a chunk in bytes, for example the size of its file; required for `budget`.
+        directory: A directory with a file for each chunk, as vLLM's `fs` tier has one: chunks whose file was deleted
+            no longer count.
+        look_every: Seconds between two inspections of the directory.
     """
 
     name: str = field(metadata={"kind": Name()})
@@ -59,7 +59,7 @@ class Pool(Entry):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Make a pool from `NAME[,KEY=VALUE...]`."""
+        """Parse a pool from `NAME[,KEY=VALUE...]`."""
         name, *rest = text.split(",")
         if not name or "=" in name:
             raise ConfigError(f"pool {shown(text)}: {_WANTED}")
@@ -67,7 +67,7 @@ class Pool(Entry):
         return cls(name, **parse_fields(rest, kinds, f"pool {shown(name)}", _WANTED))
 
     def for_native(self) -> dict[str, Any]:
-        """The pool as the native service takes it."""
+        """The pool's settings in the form of the native service."""
         about_it = dataclasses.asdict(self)
         budget, chunk_bytes = about_it.pop("budget"), about_it.pop("chunk_bytes")
         return about_it | {
@@ -78,10 +78,10 @@ class Pool(Entry):
 
 
 def check_pools(pools: tuple[Pool, ...]) -> None:
-    """Check that each pool has a name of its own, and that no worker has two on one tier.
+    """Check that each pool has a different name, and that no worker has two pools on one tier.
 
     Raises:
-        ConfigError: Two pools clash; the message names them.
+        ConfigError: Two pools are in conflict; the message names them.
     """
     for number, pool in enumerate(pools):
         for other in pools[:number]:

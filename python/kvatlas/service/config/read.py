@@ -1,7 +1,7 @@
-"""Reader of a configuration: flags first, then the environment, the file, the defaults.
+"""Reader of a configuration from flags, environment variables, a file and defaults, in this order of precedence.
 
-Unknown names are refused with the nearest known one, because an ignored misspelt setting is noticed only when it is
-needed.
+Unknown names are refused with the most similar known one, because an ignored misspelt setting is noticed only when it
+is needed.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ C = TypeVar("C", bound=Section)
 
 
 class EntryKind(Protocol):
-    """Class of entries, which parses a flag's text or a table of a file."""
+    """Interface of a class of list entries, which parses a flag's text or a table of a file."""
 
     def of(self, value: Any, /) -> Engine | Stream | Pool:
-        """Make the entry. Raises `ConfigError`."""
+        """Create an entry from a flag's text or a table. Raises `ConfigError`."""
 
 
 @dataclass(frozen=True)
 class Schema(Generic[C]):
-    """Settings of one command.
+    """Declaration of all settings of one command.
 
     Attributes:
         whole: The class of the whole configuration.
-        sections: Its sections by name, the whole by "".
+        sections: The sections of the configuration by name; the whole by "".
         lists: The settings that are lists: see `LISTS`.
         fields: The field of `whole` for each list, by the list's name.
-        secrets: The keys that a variable or a file may hold: see `SECRETS`.
+        secrets: The bearer keys that a variable or a file may contain: see `SECRETS`.
     """
 
     whole: type[C]
@@ -71,23 +71,23 @@ class Schema(Generic[C]):
 
     @cached_property
     def keys(self) -> dict[str, Key]:
-        """Every setting with a single value by its path, in the order of the sections."""
+        """All settings with a single value, by path, in the order of the sections."""
         return {key.path: key for section in self.sections.values() for key in keys_of(section)}
 
 
 SERVICE = Schema(
     Config, SECTIONS, LISTS | POOLS, {"engine": "engines", "stream": "static_streams", "pool": "pools"}, SECRETS
 )
-"""The settings of `kvatlas serve`."""
+"""Declaration of all settings of `kvatlas serve`."""
 
 
 @dataclass(frozen=True)
 class ResolvedConfig(Generic[C]):
-    """Configuration with the source of each of its values.
+    """A configuration with the source of each of its values.
 
     Attributes:
         config: The configuration.
-        sources: Source of each setting by its path: the flag, the variable, or the file and line; none for defaults.
+        sources: Source of each setting by its path: the flag, the variable, or the file and line; absent for defaults.
         file: The configuration file; None without one.
     """
 
@@ -101,15 +101,15 @@ def read_config(
     env: Mapping[str, str] | None = None,
     file: Path | str | None = None,
 ) -> ResolvedConfig[Config]:
-    """Put a configuration together.
+    """Read the configuration of a service from flags, the environment and a file.
 
     Args:
         flags: Texts of flags by the settings' paths; lists for "engine" and "stream".
-        env: The environment variables; the process's own if not given.
-        file: The configuration file; else the one that KVATLAS_CONFIG names. Without either, no file is read.
+        env: The environment variables; None for those of the process.
+        file: The configuration file; None for the one that KVATLAS_CONFIG names, if any.
 
     Raises:
-        ConfigError: A name is unknown or a value is wrong; the message says what, where, and what would be right.
+        ConfigError: A name is unknown or a value is invalid; the message says which, where, and what is valid.
     """
     return read_as(SERVICE, flags, env, file)
 
@@ -121,18 +121,18 @@ def read_as(
     file: Path | str | None = None,
     usual: Mapping[str, str] | None = None,
 ) -> ResolvedConfig[C]:
-    """Put the configuration of any command together, as `read_config` does for `kvatlas serve`.
+    """Read the configuration of any command, like `read_config` for `kvatlas serve`.
 
-    `usual`: texts by the settings' paths that a command has instead of the settings' defaults.
+    `usual`: texts of a command's defaults, by the settings' paths, which replace those of the settings.
 
     Raises:
-        ConfigError: As `read_config` raises it.
+        ConfigError: For the reasons of `read_config`.
     """
     return _PartialConfig(schema).read(dict(flags or {}), os.environ if env is None else env, file, usual or {})
 
 
 class _PartialConfig(Generic[C]):
-    """Values and sources collected so far."""
+    """Values and sources collected so far while a configuration is read."""
 
     def __init__(self, schema: Schema[C]) -> None:
         self.schema = schema
@@ -207,7 +207,7 @@ class _PartialConfig(Generic[C]):
                 raise ConfigError(f"unknown environment variable {variable}: {near}")
 
     def _overrule(self, path: str, variable: str | None = None) -> None:
-        """Let a key replace its other form from a weaker source; two forms in one source are refused."""
+        """Replace the other form of a setting if its source is weaker; two forms in one source are refused."""
         values, sources, keys = self.values, self.sources, self.schema.keys
         for secret, (secret_variable, file) in self.schema.secrets.items():
             other = {secret: file, file: secret}.get(path)
@@ -287,10 +287,10 @@ def _spelled(path: str, schema: Schema[Any]) -> str:
 
 
 def read_list(name: str, given: object, where: Any, schema: Schema[Any] = SERVICE) -> list[Any]:
-    """The engines or streams of a file.
+    """Parse a list of a configuration file: engines, streams or pools.
 
     Raises:
-        ConfigError: One of them is wrong.
+        ConfigError: An entry is invalid.
     """
     kind = schema.lists[name][2]
     if not isinstance(given, list):
@@ -316,7 +316,7 @@ def _item(kind: EntryKind, item: object, where: str) -> Engine | Stream | Pool:
 
 
 def show_config(resolved: ResolvedConfig[C], schema: Schema[C] | None = None) -> str:
-    """The settings in force as TOML, each with its source; bearer keys are left out."""
+    """The effective settings as TOML, each with its source; bearer keys are left out."""
     config: Any = resolved.config
     its: Schema[Any] = SERVICE if schema is None else schema
     lines = ["# The effective configuration. Settings without a comment have their default value."]

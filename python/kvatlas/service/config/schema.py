@@ -1,7 +1,7 @@
 """All settings of the service, as frozen dataclasses.
 
-Each field carries its kind, flag and help, so that the command line, the environment, the file, the printed
-configuration and the documentation are made from this one list.
+Each field has its kind, flag and help, so that the command line, the environment, the file, the printed configuration
+and the documentation are made from this one list.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ROUTER_COMMAND = "kvatlas router"
 
 @dataclass(frozen=True)
 class Config(Section):
-    """Whole configuration of a service. Durations are in seconds, sizes in bytes.
+    """The whole configuration of a service. Durations are in seconds, sizes in bytes.
 
     Raises:
-        ConfigError: A value has the wrong type or is out of range. The message names it and says what is allowed.
+        ConfigError: A value has the wrong type or is out of range. The message names the setting and its valid values.
     """
 
     section: ClassVar[str] = ""
     command: ClassVar[str] = "kvatlas serve"
-    """The command that takes these settings as flags."""
+    """Command that has these settings as flags."""
 
     engines: tuple[Engine, ...] = ()
     static_streams: tuple[Stream, ...] = ()
@@ -141,31 +141,31 @@ class Config(Section):
 
     @property
     def sends_requests(self) -> bool:
-        """True if this command sends requests to the engines, followed or not."""
+        """True if the command sends requests to the engines."""
         return False
 
     @property
     def objectives(self) -> str:
-        """API group and version of the InferenceObjectives whose priorities requests have; empty if they have none."""
+        """API group and version of the InferenceObjectives that set requests' priorities; empty for none."""
         return ""
 
     @property
     def follows_events(self) -> bool:
-        """True if the engines' events are followed here."""
+        """True if this process receives the engines' events."""
         return True
 
     def check_engine(self, engine: Engine) -> None:
-        """Check that an engine's settings can be used by this command.
+        """Check that the command can use an engine's settings.
 
         Raises:
-            ConfigError: The engine cannot be used.
+            ConfigError: A setting of the engine is invalid for the command.
         """
 
     def without_effect(self, engine: Engine) -> dict[str, str]:
-        """The settings of an engine without effect on this command, each with the reason.
+        """The settings of an engine that have no effect in this command, each with the reason.
 
-        They are refused if set for this command, and logged if they come from the file of engines, which several
-        commands may share.
+        They are refused if set for this command, and logged if they come from the engines file, which several commands
+        may share.
         """
         return {
             name: f"is for {ROUTER_COMMAND}, which sends requests: leave it out"
@@ -174,7 +174,7 @@ class Config(Section):
         }
 
     def for_native(self, holds: tuple[str, ...] = (), *, log: bool = False) -> dict[str, Any]:
-        """Configuration of the native service: each section by its name."""
+        """The configuration in the form of the native service: each section by its name."""
         self.sites.bearer()  # an error in the file is one now
         sections = ("http", "streams", "adopt", "snapshot", "relay", "sites", "log")
         native = {name: getattr(self, name).for_native() for name in sections}
@@ -200,5 +200,5 @@ SECTIONS: dict[str, type[Section]] = {
 
 
 def all_keys() -> tuple[Key, ...]:
-    """Every setting with a single value, in the order of the sections."""
+    """All settings with a single value, in the order of the sections."""
     return tuple(key for section in SECTIONS.values() for key in keys_of(section))

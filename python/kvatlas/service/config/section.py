@@ -29,17 +29,17 @@ _warned: set[str] = set()  # a key is read by each part that shows it
 
 @dataclass(frozen=True)
 class Key:
-    """Setting: its names and the values that it accepts.
+    """A setting: its names and the values that it accepts.
 
     Attributes:
-        path: Its name in the file: the section, a dot, the field; or the field alone.
-        kind: The kind of value it accepts.
-        flag: Its flag on the command line.
-        help: Its meaning.
-        default: Its default; None if there is none.
-        optional: Whether None is a valid value.
-        reread: What is read again without a restart: the setting's `value`, the `content` of the file that it names, or
-            None for nothing.
+        path: The setting's name in the file: the section, a dot, the field; or the field alone.
+        kind: The kind of its values.
+        flag: The flag on the command line.
+        help: The help text.
+        default: The default; None if there is none.
+        optional: True if None is a valid value.
+        reread: Part that is read again without a restart: the setting's `value`, the `content` of the file that it
+            names, or None for nothing.
     """
 
     path: str
@@ -52,11 +52,11 @@ class Key:
 
     @property
     def env(self) -> str:
-        """The setting's environment variable: named like the flag."""
+        """The setting's environment variable, named like the flag."""
         return ENV_PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
 
     def show_default(self) -> str:
-        """The default, as a file would have it; empty if there is none."""
+        """The default in the form of a file; empty if there is none."""
         return "" if self.default in (None, ()) else self.kind.show(self.default)
 
 
@@ -65,9 +65,9 @@ def about(
 ) -> dict[str, Any]:
     """Make the metadata of a field of a section: the kind of its values, its flag and its help.
 
-    `native`: whether the native part reads it, in its struct of the section, under the same name; or, as `part.name`,
-    under that name in another struct inside it. Otherwise only Python does. `reread`: what SIGHUP reads
-    again, as in `Key`.
+    `native`: True if the native part reads the field, from the section, under the same name; or, as `part.name`, under
+    that name in another struct inside it. False if only Python reads it. `reread`: part that is read again on SIGHUP,
+    as in `Key`.
     """
     return {"kind": kind, "flag": flag, "help": text, "native": native, "reread": reread}
 
@@ -102,7 +102,7 @@ class Section:
 
 
 def keys_of(section: type[Section]) -> Iterator[Key]:
-    """The keys of one dataclass."""
+    """The settings of one dataclass."""
     prefix = f"{section.section}." if section.section else ""
     for each in dataclasses.fields(section):  # type: ignore[arg-type]
         about = each.metadata
@@ -113,10 +113,10 @@ def keys_of(section: type[Section]) -> Iterator[Key]:
 
 
 def one_key(name: str, key: str | None, file: Path | None) -> None:
-    """Check a key that is given as itself or in a file.
+    """Check a bearer key that may be given directly or in a file.
 
     Raises:
-        ConfigError: It is given both ways, or cannot be sent in a header.
+        ConfigError: The key is given both ways, or cannot be sent in a header.
     """
     if key is not None:
         check_secret(key, name)
@@ -125,10 +125,10 @@ def one_key(name: str, key: str | None, file: Path | None) -> None:
 
 
 def read_secret(path: Path, name: str, *, warn: bool = True) -> str:
-    """Read the key in a file of one line. `warn`: whether to log that others may read the file.
+    """Read the bearer key in a file of one line. `warn`: True to log a warning if others may read the file.
 
     Raises:
-        ConfigError: The file cannot be read, is empty or does not hold a key.
+        ConfigError: The file cannot be read, is empty or does not contain a key.
     """
     try:
         with path.open("rb") as file:
@@ -144,7 +144,7 @@ def read_secret(path: Path, name: str, *, warn: bool = True) -> str:
 
 
 def exposure(path: Path) -> str | None:
-    """A warning about a file with a secret that others than its owner and group may read; None if it is safe.
+    """A warning about a secret's file that others than its owner and group may read; None if it is safe.
 
     Raises:
         OSError: The file's mode cannot be read.
@@ -157,7 +157,7 @@ def exposure(path: Path) -> str | None:
 
 
 def secret_files(*sections: Section) -> Iterator[tuple[str, Path]]:
-    """The files with secrets that are configured, each with the name of its setting."""
+    """The configured files with secrets, each with the name of its setting."""
     for section in sections:
         for key in keys_of(type(section)):
             name = key.path.rpartition(".")[2]

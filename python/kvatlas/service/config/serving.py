@@ -22,9 +22,9 @@ from kvatlas.service.config.section import Section, about, one_key, read_secret
 
 @dataclass(frozen=True)
 class HttpConfig(Section):
-    """The HTTP server.
+    """Settings of the HTTP server.
 
-    `key` and `admin_key` are the bearer keys themselves, for programs; otherwise the keys are in files or variables.
+    `key` and `admin_key` are the bearer keys, for programs; otherwise the keys are in files or variables.
     """
 
     section: ClassVar[str] = "http"
@@ -163,7 +163,7 @@ class HttpConfig(Section):
         one_key("http.admin_key", self.admin_key, self.admin_key_file)
 
     def for_native(self) -> dict[str, Any]:
-        """The settings for the native server: TLS in a table of its own, and the keys that programs gave."""
+        """The settings in the form of the native server: TLS in a separate table, with the keys that programs gave."""
         self.bearer(), self.admin_bearer()  # reports errors in the files here, with their keys' names
         tls = None
         if self.tls_cert is not None:
@@ -172,25 +172,25 @@ class HttpConfig(Section):
         return super().for_native() | {"key": self.key, "admin_key": self.admin_key, "tls": tls}
 
     def bearer(self) -> str | None:
-        """The bearer key for queries, if there is one.
+        """The bearer key for queries; None if there is none.
 
         Raises:
-            ConfigError: The key file cannot be read, or does not hold a key.
+            ConfigError: The key file cannot be read, or does not contain a key.
         """
         return self.key if self.key_file is None else read_secret(self.key_file, "http.key_file", warn=False)
 
     def admin_bearer(self) -> str | None:
-        """The bearer key for all routes, if it is set separately.
+        """The bearer key for all routes, if it is set separately; else None.
 
         Raises:
-            ConfigError: The key file cannot be read, or does not hold a key.
+            ConfigError: The key file cannot be read, or does not contain a key.
         """
         if self.admin_key_file is None:
             return self.admin_key
         return read_secret(self.admin_key_file, "http.admin_key_file", warn=False)
 
     def is_loopback(self) -> bool:
-        """True if only this machine can connect."""
+        """True if the server listens on loopback addresses only, so that only this machine can connect."""
         host = self.bind.rpartition(":")[0]
         return host.startswith("127.") or host == "[::1]"
 

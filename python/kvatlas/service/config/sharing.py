@@ -26,9 +26,9 @@ from kvatlas.service.config.section import Section, about, one_key, read_secret
 
 @dataclass(frozen=True)
 class SnapshotConfig(Section):
-    """Settings of snapshots: state that the service keeps over a restart, or takes from another one when it starts.
+    """Settings of snapshots: state that a service keeps over a restart, or gets from another service when it starts.
 
-    `peer_key` is the key of the service at `peer` itself, for programs.
+    `peer_key` is the key of the service at `peer`, for programs.
     """
 
     section: ClassVar[str] = "snapshot"
@@ -106,15 +106,15 @@ class SnapshotConfig(Section):
             raise ConfigError(f"snapshot.peer must be {replicas.PEERS}, but {error}") from None
 
     def for_native(self) -> dict[str, Any]:
-        """The settings for the native service, with a flag if a peer's snapshot will come."""
+        """The settings in the form of the native service, with a flag if a peer's snapshot will come."""
         self.peer_bearer()  # an error in the file is one now
         return super().for_native() | {"from_peer": self.peer is not None}
 
     def peer_bearer(self) -> str | None:
-        """The key of the service at `peer`, if there is one.
+        """The bearer key of the service at `peer`; None if there is none.
 
         Raises:
-            ConfigError: The key file cannot be read, or does not hold a key.
+            ConfigError: The key file cannot be read, or does not contain a key.
         """
         return (
             self.peer_key if self.peer_key_file is None else read_secret(self.peer_key_file, "snapshot.peer_key_file")
@@ -123,10 +123,10 @@ class SnapshotConfig(Section):
 
 @dataclass(frozen=True)
 class RelayConfig(Section):
-    """Settings of a log in NATS JetStream that this service publishes to or reads. Without servers there is none.
+    """Settings of a log in NATS JetStream to which the service publishes or which it reads; no servers for none.
 
-    `key` is the key in `key_file` itself, for programs. `dedicated`: the service only publishes, and is not ready
-    before there is a log.
+    `key` is the content of `key_file`, for programs. `dedicated`: the service only publishes, and is not ready before
+    there is a log.
     """
 
     section: ClassVar[str] = "relay"
@@ -234,7 +234,7 @@ class RelayConfig(Section):
             )
 
     def for_native(self) -> dict[str, Any]:
-        """The settings for the native service, with the keys that programs gave."""
+        """The settings in the form of the native service, with the keys that programs gave."""
         given = super().for_native() | {"key": self.key, "dedicated": self.dedicated}
         given["from"] = given.pop("source")
         given["in_memory"] = given.pop("storage") == "memory"
@@ -253,7 +253,10 @@ def _check_servers(name: str, servers: list[str]) -> None:
 
 @dataclass(frozen=True)
 class SitesConfig(Section):
-    """Settings for working with other sites. `key` is the key of the service at `url` itself, for programs."""
+    """Settings for sending digests to a service above many sites.
+
+    `key` is the key of the service at `url`, for programs.
+    """
 
     section: ClassVar[str] = "sites"
 
@@ -325,9 +328,9 @@ class SitesConfig(Section):
             raise ConfigError(f"sites.url must be http://HOST:PORT or https://HOST:PORT, but {error}") from None
 
     def bearer(self) -> str | None:
-        """The key of the service at `url`, if there is one.
+        """The bearer key of the service at `url`; None if there is none.
 
         Raises:
-            ConfigError: The key file cannot be read, or does not hold a key.
+            ConfigError: The key file cannot be read, or does not contain a key.
         """
         return self.key if self.key_file is None else read_secret(self.key_file, "sites.key_file")

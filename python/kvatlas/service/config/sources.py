@@ -1,4 +1,4 @@
-"""Sources of engines besides flags and files: the pods of a cluster or of an InferencePool, the addresses of a name."""
+"""Sources of engines besides flags and files: pods of a cluster or of an InferencePool, addresses of a host name."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _BETWEEN = re.compile(r"\s+(?=(?:k8s|pool|dns):)")
 
 @dataclass(frozen=True)
 class PodSelection:
-    """Pods of a namespace with certain labels.
+    """A selection of pods of a namespace by labels.
 
     Attributes:
-        namespace: Their namespace; empty for the one that this process runs in.
-        selector: A label selector, as `kubectl get pods -l` takes it.
-        ports: The ports at which each of them has an engine; if empty, each pod says which.
+        namespace: The pods' namespace; empty for that in which this process runs.
+        selector: A label selector, as for `kubectl get pods -l`.
+        ports: The ports at which each pod has an engine; if empty, each pod's annotations give them.
     """
 
     namespace: str
@@ -40,11 +40,11 @@ class PodSelection:
 
 @dataclass(frozen=True)
 class PoolName:
-    """An InferencePool, whose pods are engines at its ports.
+    """The name of an InferencePool, whose pods are engines at its ports.
 
     Attributes:
-        namespace: Its namespace; empty for the one that this process runs in.
-        name: Its name.
+        namespace: The pool's namespace; empty for that in which this process runs.
+        name: The pool's name.
     """
 
     namespace: str
@@ -53,7 +53,7 @@ class PoolName:
 
 @dataclass(frozen=True)
 class HostName:
-    """Every address of a name, as a headless Service has the addresses of its pods."""
+    """A host name whose addresses are engines, such as a headless Service with the addresses of its pods."""
 
     name: str
     port: int
@@ -63,10 +63,10 @@ Selection: TypeAlias = PodSelection | PoolName | HostName
 
 
 def selection(text: str) -> Selection:
-    """The source that a text names.
+    """Parse the source of engines that a text names.
 
     Raises:
-        ValueError: The text names none; the message says what is wrong.
+        ValueError: The text names no source; the message says why.
     """
     if is_name(text):
         host = checked_name(text)
@@ -87,10 +87,10 @@ def selection(text: str) -> Selection:
 
 
 def pods(namespace: str, text: str) -> PodSelection:
-    """The pods of a namespace that a text selects: SELECTOR, SELECTOR:PORT or SELECTOR:PORT,PORT.
+    """Parse a selection of pods: SELECTOR, SELECTOR:PORT or SELECTOR:PORT,PORT.
 
     Raises:
-        ValueError: The text selects none; the message says what is wrong.
+        ValueError: The text is not a selection; the message says why.
     """
     selector, colon, ports = text.partition(":")
     if not _SELECTOR.fullmatch(selector):
@@ -106,7 +106,7 @@ def _ports(text: str) -> tuple[int, ...]:
 
 
 class EngineSources(Texts):
-    """Sources of engines, separated in text by lines or white space: a selector has commas of its own."""
+    """A list of sources of engines, separated in text by lines or white space, since selectors contain commas."""
 
     wanted = 'a list of sources: "k8s:llm/app=vllm", "pool:llm/qwen3", "dns:vllm.llm:8000"'
     metavar = "k8s:NAMESPACE/SELECTOR|pool:NAMESPACE/NAME|dns:NAME:PORT"

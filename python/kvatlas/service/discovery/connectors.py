@@ -1,7 +1,7 @@
-"""Tiers of an engine, from its metrics, and from the settings that vLLM in development mode and SGLang report.
+"""Facts about an engine's tiers, from its metrics and from the settings that it reports.
 
-No engine reports directly how it offloads. It is derived from the names and labels of metrics (vLLM since 0.28, SGLang
-with `--enable-metrics`), and from `GET /server_info` of SGLang and of vLLM with `VLLM_SERVER_DEV_MODE=1`.
+No engine reports directly how it offloads. The facts are derived from the names and labels of metrics (vLLM since 0.28,
+SGLang with `--enable-metrics`), and from `GET /server_info` of SGLang and of vLLM with `VLLM_SERVER_DEV_MODE=1`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MOST_TIERS = 16
 
 @dataclass(frozen=True, slots=True)
 class SharedTier:
-    """Tier of vLLM that several engines can share, from its settings.
+    """A tier of vLLM that several engines can share, from its settings.
 
     Attributes:
         kind: The tier's type, such as "fs".
-        announces: Whether the tier announces stores.
+        announces: True if the tier announces stores.
         locality: Locality in the tier's events; None if they have none.
     """
 
@@ -39,23 +39,23 @@ class SharedTier:
 
 @dataclass(frozen=True, slots=True)
 class Connectors:
-    """Answers of an engine about the tiers beyond its device. None and empty values: not reported.
+    """Facts about an engine's tiers beyond its device. None and empty values: not reported.
 
     Attributes:
         version: vLLM's version.
-        has_metrics: Whether the engine's metrics could be read.
-        offloads: Whether the engine keeps blocks beyond its device.
+        has_metrics: True if the engine's metrics could be read.
+        offloads: True if the engine keeps blocks beyond its device.
         tiers: Types of vLLM's tiers behind host memory, such as "p2p", "fs" and "obj".
         host_chunk: Number of blocks in a chunk of host memory.
         chunk_bytes: Size of a chunk in bytes.
         hash_algorithm: Hash function of block hashes.
-        has_settings: Whether the engine reports the settings that the remaining attributes come from.
+        has_settings: True if the engine reports the settings from which the remaining attributes come.
         connector: The connector's name.
-        describes: Whether events of host memory contain tokens.
+        describes: True if events of host memory contain tokens.
         shared: Tiers that several engines can share.
         pull: `HOST:PORT` at which others can pull from the engine.
         handshake_timeout: Seconds that the engine waits for a source that does not answer.
-        write_policy: SGLang's policy when to copy blocks to host memory.
+        write_policy: SGLang's policy for copying blocks to host memory.
         storage: SGLang's storage behind host memory.
     """
 

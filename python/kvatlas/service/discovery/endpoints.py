@@ -14,7 +14,7 @@ _WILD = ("*", "0.0.0.0", "::")  # noqa: S104 - what engines say, not where this 
 
 
 def is_loopback(host: str) -> bool:
-    """True if the host means the local machine."""
+    """True if the host is the local machine."""
     if host == "localhost":
         return True
     try:
@@ -24,12 +24,12 @@ def is_loopback(host: str) -> bool:
 
 
 def at(host: str, port: int) -> str:
-    """The ZMQ address of a port."""
+    """The ZMQ address of a port at a host."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def reachable(address: str, host: str, what: str) -> tuple[str, bool]:
-    """Convert an address that an engine on `host` reports listening on into one to connect to.
+    """Convert an address on which an engine at `host` reports to listen into an address to connect to.
 
     Args:
         address: The address as the engine reports it.
@@ -37,11 +37,11 @@ def reachable(address: str, host: str, what: str) -> tuple[str, bool]:
         what: The address's name in messages.
 
     Returns:
-        The address, and whether the engine certainly listens there: if the reported one is no wildcard, the engine may
-        connect to it instead.
+        The address, and True if the engine certainly listens there: to a reported address without a wildcard, the
+        engine may connect instead.
 
     Raises:
-        DiscoveryError: The address cannot be reached from here.
+        DiscoveryError: The address cannot be reached from this machine.
     """
     if address.startswith("ipc://"):
         if not is_loopback(host):
@@ -73,10 +73,10 @@ def reachable(address: str, host: str, what: str) -> tuple[str, bool]:
 
 
 def bound_port(address: str, host: str, binds: Iterable[str]) -> int | None:
-    """The port of this service to which an engine connects its publisher; None if it does not.
+    """The port of this service to which an engine connects its publisher; None if it does not connect.
 
     Args:
-        address: The address that the engine publishes at.
+        address: The address at which the engine publishes.
         host: The host of the engine's URL.
         binds: The addresses at which this service listens for publishers (`streams.bind`).
     """

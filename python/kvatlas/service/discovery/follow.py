@@ -28,19 +28,22 @@ _WHOLE_EVERY = 6  # every sixth look is a full one; the others ask for the event
 
 
 class Watcher(Protocol):
-    """Observer of engines besides the service: a router, which sends them requests even if they publish no events."""
+    """Interface of an observer of engines besides the service: a router, which sends requests to engines.
+
+    It is notified of engines that publish no events as well.
+    """
 
     def listed(self, engine: Engine, ranks: Collection[int], drained: bool, /) -> None:
         """Record that an engine is listed, or that its entry has changed.
 
-        `ranks`: ranks whose streams are given by hand. `drained`: whether an operator has drained the engine.
+        `ranks`: ranks whose streams the configuration gives. `drained`: True if an operator has drained the engine.
         """
 
     def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
-        """Record an engine's answer. `found`: description to be registered; None if the engine did not answer."""
+        """Record an engine's answer. `found`: description to register; None if the engine did not answer."""
 
     def held(self, engine: Engine, held: bool, /) -> None:
-        """Record whether an engine is to get no new requests, as its source says."""
+        """Record if an engine shall get no new requests (`held`), according to its source."""
 
     def left(self, engine: Engine, comes_back: bool, /) -> None:
         """Record that an engine has left the list, or only that it will be listed with other settings."""
@@ -50,11 +53,11 @@ class Watcher(Protocol):
 
 
 class Follower(ABC):
-    """Follower of one listed entry.
+    """Base of followers, each of which keeps the registration of one listed entry up to date.
 
     Attributes:
-        is_registered: Whether the whole entry is registered.
-        why_held: Code and reason why the entry gets no new requests, as its source says; None if it gets them.
+        is_registered: True if the whole entry is registered.
+        why_held: Code and reason, from the entry's source, why it gets no new requests; None if it gets them.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class Follower(ABC):
         self._problem: str | None = None
 
     async def run(self) -> None:
-        """Follow the entry until `stop`."""
+        """Keep the entry's registration up to date until `stop`."""
         retry = 0.0
         self._report("asking")
         while not self._stop.is_set():
@@ -115,7 +118,7 @@ class Follower(ABC):
                 retry = 0.0
 
     async def look(self) -> EngineDescription | None:
-        """Registrations that the entry needs; None if they have not changed. May be cancelled.
+        """Find the registrations that the entry needs; None if they have not changed. May be cancelled.
 
         Raises:
             DiscoveryError: The entry cannot be registered.
@@ -136,11 +139,11 @@ class Follower(ABC):
         self._woken.set()
 
     def wake(self) -> None:
-        """Ask the entry again now, as its source reports a possible change."""
+        """Query the entry again now, because its source reports a possible change."""
         self._woken.set()
 
     def hold(self, why: tuple[str, str] | None) -> None:
-        """Record why the entry gets no new requests; None if it gets them."""
+        """Record the reason why the entry gets no new requests; None if it gets them."""
         if why != self.why_held:
             self.why_held = why
             self._report(*self._told)
@@ -150,12 +153,12 @@ class Follower(ABC):
         """Unregister the entry, after `run` has ended."""
 
     async def left(self, *, comes_back: bool = False) -> None:
-        """Unregister an entry that has left the list, as `leave` does, or that will be listed with other settings."""
+        """Unregister an entry that has left the list, like `leave`, or that will be listed with other settings."""
         await self.leave()
         self.native.forget_engine(self.name, self._rank)
 
     def _report(self, state: str, code: str | None = None, reason: str | None = None) -> None:
-        """Report the entry's state to the native part. The entry stays registered, whatever the engine answers now."""
+        """Report the entry's state to the native part. The entry remains registered, whatever the state."""
         self._told = state, code, reason
         if self.why_held is not None:
             code, reason = self.why_held
@@ -200,17 +203,17 @@ class Follower(ABC):
         return True
 
     async def register(self, announced_by: str | None = None, **about: Any) -> bool:
-        """Register at the native service. Returns True if the registration is new.
+        """Register the entry at the native service. Returns True if the registration is new.
 
         Args:
-            announced_by: The host of the engine that named the addresses; None if the configuration did.
-            about: The registration.
+            announced_by: The host of the engine that reported the addresses; None if they are configured.
+            about: The fields of the registration.
         """
         text = registration(self.name, source=self.shown, **about)
         return bool(await self._call(self.native.register, text, announced_by))
 
     async def unregister(self, rank: int | None = None) -> None:
-        """Unregister at the native service, which may refuse."""
+        """Unregister the entry at the native service, ignoring a refusal."""
         try:
             await self._call(self.native.unregister, self.name, rank)
         except DiscoveryError as problem:
@@ -225,7 +228,7 @@ class Follower(ABC):
 
 
 class StreamFollower(Follower):
-    """Follower of a stream that is configured by hand."""
+    """Follower of a stream from the configuration."""
 
     def __init__(self, native: Native, config: Config, stream: Stream) -> None:
         super().__init__(native, config, stream.worker, f"stream of {stream.worker}", stream.endpoint, rank=stream.rank)
@@ -264,11 +267,11 @@ class EngineFollower(Follower):
         Args:
             native: The service.
             config: The service's configuration.
-            prober: Asks the engine.
+            prober: Client that queries the engine.
             engine: The engine.
             pace: Returns the seconds between two requests to the engine.
-            watcher: Observer that is notified of the engine, too.
-            registers: False if the engine's streams are given by hand, so that its own answers about them are ignored.
+            watcher: Observer that is notified of the engine.
+            registers: False if the engine's streams are configured, so that its own answers about them are ignored.
             sizes: Block sizes found in events, shared by the followers of all engines.
         """
         super().__init__(native, config, engine.worker, f"engine {engine.shown_url}", engine.shown_url)
@@ -310,7 +313,7 @@ class EngineFollower(Follower):
         return found
 
     def restarted(self) -> None:
-        """Ask the engine for its whole description now, as its events show a restart."""
+        """Query the engine for its whole description now, because its events show a restart."""
         self._has_restarted = True
         self.wake()
 
@@ -321,7 +324,7 @@ class EngineFollower(Follower):
         return await asyncio.to_thread(self.native.other_block_size, self.name)
 
     def _with_size(self, found: EngineDescription | None, size: int | None) -> EngineDescription | None:
-        """Description to register, with the block size of the events instead of the announced one."""
+        """The description to register, with the block size found in events instead of the announced one."""
         if self._said is None or self._is_size_set or not self.registers:
             return found
         # Events with the size that the engine announces say nothing about other engines of its model.
@@ -417,7 +420,7 @@ class EngineFollower(Follower):
 
 
 def _state(code: str) -> str:
-    """State of an engine that could not be asked, from the error's code."""
+    """State of an engine that could not be queried, from the error's code."""
     if code in ("timeout", "unreachable"):
         return "unreachable"
     return "no_events" if code == "no_events" else "unusable"

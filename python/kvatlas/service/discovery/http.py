@@ -25,10 +25,10 @@ _KEEP = 1.0  # seconds that a connection is kept: for the other questions to the
 
 
 class Asker:
-    """Client of many engines, open within `async with`.
+    """HTTP client of many engines, open within `async with`.
 
-    Engines close idle connections before they are asked again, so connections are kept only briefly. Proxies named by
-    the environment are ignored, because engines are internal.
+    Engines close idle connections before the next request, so connections are kept only briefly. Proxies named by the
+    environment are ignored, because engines are internal.
     """
 
     def __init__(self, timeout: float, key: str | None = None) -> None:
@@ -73,7 +73,7 @@ class Asker:
         return body if _is_there("GET", url, status, absent) else None
 
     async def lines(self, url: str, *beginnings: str, absent: tuple[int, ...] = ()) -> list[str]:
-        """Get the lines with one of the beginnings from an answer with status 200; none for the statuses in `absent`.
+        """Get the lines with one of the beginnings from an answer with status 200; empty for the statuses in `absent`.
 
         Raises:
             DiscoveryError: There is no answer, or an unexpected one, or too many lines match.
@@ -139,7 +139,7 @@ class Asker:
 
 
 def _is_there(method: str, url: str, status: int, absent: tuple[int, ...]) -> bool:
-    """True for status 200, false for the statuses in `absent`.
+    """True for status 200, False for the statuses in `absent`.
 
     Raises:
         DiscoveryError: The status is another one.

@@ -1,4 +1,4 @@
-"""Probe of one engine for its models and its events: vLLM, SGLang, and versions of them that do not report these."""
+"""Prober of an engine, which finds its models and its events: vLLM, SGLang, and versions that do not report these."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _MOST_TEXT = 64 << 10  # bytes of another text that an engine says
 
 @dataclass(frozen=True)
 class Source:
-    """Source of one rank's events: its addresses."""
+    """Addresses of one rank's events."""
 
     rank: int
     endpoint: str
@@ -71,8 +71,8 @@ class EngineDescription:
         sources: Sources of events, one for each rank.
         aliases: Other names of the model.
         adapters: Names of the engine's LoRA adapters.
-        rank_header: How requests must number ranks that do not start at 0: "local", counted from 0, or "global", the
-            ranks' own numbers; None if unknown or without effect.
+        rank_header: Numbering of ranks in requests, for ranks that do not start at 0: "local", counted from 0, or
+            "global", the ranks' own numbers; None if unknown or without effect.
     """
 
     engine: str
@@ -90,7 +90,7 @@ class EngineDescription:
 
     @property
     def has_choice_of_numbers(self) -> bool:
-        """True if the ranks are not numbered from 0, so that requests must name one of them."""
+        """True if the ranks are not numbered from 0, so that requests may have to number them differently."""
         return len(self.ranks) > 1 and self.ranks != list(range(len(self.ranks)))
 
 
@@ -104,26 +104,29 @@ class _Models:
 
 @dataclass
 class _Metrics:
-    """The sizes in vLLM's metrics, by the number of the rank."""
+    """Block sizes and chunk lengths in vLLM's metrics, by the number of the rank."""
 
     block_sizes: dict[str, int | None] = field(default_factory=dict)
     host_chunks: dict[str, int] = field(default_factory=dict)
 
     def host_chunk(self, rank: int) -> int | None:
-        """Blocks in a chunk of a rank's host memory, if it tells: the ranks of an engine have the same settings."""
+        """Number of blocks in a chunk of a rank's host memory; None if unknown.
+
+        A rank without a value of its own gets the value of the engine's other ranks.
+        """
         return self.host_chunks.get(str(rank)) or next(iter(self.host_chunks.values()), None)
 
 
 @dataclass(frozen=True)
 class _ServerAnswer:
-    """Part of an engine's answers that determines its description: while it stays equal, nothing has changed."""
+    """The answers of an engine that determine its description: while they stay equal, nothing has changed."""
 
     engine: str
     content: dict[str, Any]
 
 
 class Prober:
-    """Prober of one engine, which asks it for its description."""
+    """Client that queries one engine for its description."""
 
     def __init__(
         self,
@@ -134,14 +137,15 @@ class Prober:
         *,
         names_ranks: bool = False,
     ) -> None:
-        """Create a prober, without asking the engine yet.
+        """Create a prober, without querying the engine yet.
 
         Args:
             asker: Sends the requests.
-            engine: The engine to ask.
+            engine: The engine to query.
             config: The configuration.
-            allowed: Raises `KvatlasError` if an endpoint that the engine names must not be connected to.
-            names_ranks: Whether requests will name ranks, whose numbering must then be found out.
+            allowed: Function that raises `KvatlasError` if connecting to an endpoint that the engine reports is not
+                allowed.
+            names_ranks: True if requests will name ranks, so that their numbering must be determined.
         """
         self._names_ranks = names_ranks
         self._rank_header: tuple[list[int], str] | None = None  # found out for these ranks
@@ -156,7 +160,7 @@ class Prober:
         self._metrics: _Metrics | None = None
 
     async def changed(self) -> bool:
-        """True if the engine's answers differ from those that `whole` got.
+        """True if the engine's answers differ from those of the last call of `whole`.
 
         Raises:
             DiscoveryError: The engine does not answer.
@@ -164,7 +168,7 @@ class Prober:
         return self._said is None or await self._ask() != self._said
 
     async def whole(self) -> EngineDescription:
-        """Ask the engine for its whole description.
+        """Query the engine for its whole description.
 
         Raises:
             DiscoveryError: The engine cannot be registered as it is.
@@ -183,9 +187,9 @@ class Prober:
         return found
 
     async def _header_of(self, found: EngineDescription) -> str | None:
-        """Find out how requests must number these ranks.
+        """Determine how requests must number the engine's ranks.
 
-        Frontends of vLLM differ, and none reports its numbering, so a request with one token tries it.
+        Frontends of vLLM differ, and none reports its numbering, so a request with one token tests it.
         """
         if self._rank_header is None or self._rank_header[0] != found.ranks:
             self._rank_header = None
@@ -280,7 +284,7 @@ class Prober:
         return Source(int(name), endpoint, replay or None, _text(config.get("topic")), self._counts_copies(config))
 
     async def _live(self, said: str, what: str) -> str:
-        """Endpoint to register for an address at which the engine publishes."""
+        """The endpoint to register for an address at which the engine publishes."""
         port = bound_port(said, self.host, self._config.streams.bind)
         if port is not None:
             return f"bind://{port}"
@@ -300,7 +304,7 @@ class Prober:
         return events.get("kv_cache_report_mode") != "full"
 
     async def _ask_models(self) -> _Models:
-        """Ask for the names of the model (at least one) and of the engine's adapters."""
+        """Query the names of the models (at least one) and of the engine's adapters."""
         models = await self._asker.get_json(f"{self._engine.url}/v1/models", most=LIST)
         cards = models.get("data") if isinstance(models, dict) else None
         served: list[str] = []
@@ -327,7 +331,7 @@ class Prober:
         self._left_out = models
 
     async def _try_models(self) -> None:
-        """Ask for the names if the model's name is known otherwise. Without an answer, the names stay as they are."""
+        """Query the names if the model's name is known otherwise. Without an answer, the names stay as they are."""
         with contextlib.suppress(DiscoveryError):
             await self._ask_models()
 
@@ -442,7 +446,7 @@ class Prober:
 
 
 def _ports_wanted(version: str, command: str) -> str:
-    """Advice for an engine that does not report its event sockets, for this command."""
+    """Advice for an engine that does not report its event sockets, with the settings of this command."""
     engine = f"vLLM {version}" if version else "this engine"
     config = {
         "enable_kv_cache_events": True,
@@ -459,7 +463,7 @@ def _ports_wanted(version: str, command: str) -> str:
 
 
 def _publishers(publishers: object) -> dict[int, str]:
-    """Addresses of single ranks on several hosts, by rank."""
+    """Addresses of publishers of single ranks on several hosts, by rank."""
     each = publishers if isinstance(publishers, list) else []
     return {
         item["dp_rank"]: item["endpoint"]
@@ -495,7 +499,7 @@ def _fits(name: str) -> bool:
 
 
 def _plain(value: object, *names: str) -> dict[str, Any]:
-    """Fields of an answer that are kept, if their values are plain."""
+    """The fields `names` of an answer, as far as their values are plain."""
     if not isinstance(value, dict):
         return {}
     found = {name: value[name] for name in names if isinstance(value.get(name, ...), str | int | float | bool | None)}
@@ -503,7 +507,7 @@ def _plain(value: object, *names: str) -> dict[str, Any]:
 
 
 def _events(value: object) -> dict[str, Any] | None:
-    """Usable part of SGLang's answer about its events; None if there is none."""
+    """The usable part of SGLang's answer about its events; None if there is none."""
     if not isinstance(value, dict):
         return None
     found = _plain(value, *_OF_EVENTS)

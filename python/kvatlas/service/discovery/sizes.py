@@ -27,7 +27,7 @@ class EmittedSizes:
         return self._sizes[place][0] == size
 
     def forget(self, worker: str) -> None:
-        """Forget the block size of a worker that has left."""
+        """Forget the block size found in the events of a worker that has left."""
         self._sizes = {place: known for place, known in self._sizes.items() if known[1] != worker}
 
     def apply(self, found: EngineDescription, routing_group: str) -> EngineDescription:

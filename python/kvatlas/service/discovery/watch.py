@@ -1,4 +1,4 @@
-"""Discovery of engines and streams from all sources: each listed entry gets a follower."""
+"""Discovery of engines and streams from all sources: each listed entry gets a follower, which registers it."""
 
 from __future__ import annotations
 
@@ -36,32 +36,31 @@ _RESTARTS = 1.0  # seconds between questions for restarted streams
 
 
 class Overlay(Protocol):
-    """Changes of the listed members: engines added, removed and drained over HTTP."""
+    """Interface of changes of the listed members: engines added, removed and drained over HTTP."""
 
     def apply(self, listed: Mapping[Name, Member], /) -> dict[Name, Member]:
-        """Members to follow, by name, for those that the sources list."""
+        """The members to use, by name, given those that the sources list."""
 
 
 class Discovery:
-    """Discovery of all engines and streams, which follows them until it is stopped.
+    """Discovery of all engines and streams, which keeps their registrations up to date until stopped.
 
     Attributes:
         watcher: Observer that is notified of engines; set before `run`.
         listed: The members that the sources list, by name, as last read.
-        wanted: The members that are followed: the listed ones with the overlay's changes.
-        has_begun: Set once the first members are followed.
+        wanted: The members to register: the listed ones with the overlay's changes.
+        has_begun: Set once the first members have followers.
     """
 
     def __init__(self, config: Config, overlay: Overlay | None = None) -> None:
-        """Create a discovery, without asking any engine or source yet.
+        """Create a discovery, without querying any engine or source yet.
 
         Args:
             config: The configuration, with the sources of engines.
             overlay: Changes of the listed members; None without changes.
 
         Raises:
-            ConfigError: The engines' file or key file cannot be read or is wrong, or a source cannot be reached from
-                here.
+            ConfigError: The engines' file or key file cannot be read or is invalid, or a source cannot be reached.
         """
         self._config = config
         self.watcher: Watcher | None = None
@@ -81,7 +80,7 @@ class Discovery:
 
     @property
     def has_any(self) -> bool:
-        """True if there are members to follow, or may be later."""
+        """True if there are members to register, or may be later."""
         return len(self._sources) > 1 or bool(self.wanted)
 
     @property
@@ -91,7 +90,7 @@ class Discovery:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Engines and streams that are followed, those of the configuration first."""
+        """Engines and streams in use, those of the configuration first."""
         return tuple(member.entry for member in self.wanted.values())
 
     async def look(self) -> tuple[Entry, ...]:
@@ -111,12 +110,12 @@ class Discovery:
         return tuple(member.entry for member in self.wanted.values() if member.why_held is None)
 
     def begin(self, native: Native) -> None:
-        """Report all sources to the native part before they are asked, so that its answers include all of them."""
+        """Report all sources to the native part before they are queried, so that its answers include all of them."""
         self._native = native
         self._report()
 
     async def run(self) -> None:
-        """Follow the members until `stop`. To be called after `begin`. The registrations stay."""
+        """Keep the members registered until `stop`. Must be called after `begin`. The registrations remain."""
         native = self._native
         async with Asker(self._config.discovery.request_timeout, self._key) as asker:
             self._asker = asker
@@ -147,13 +146,13 @@ class Discovery:
                 await asyncio.gather(settle, restarts, *running, *tasks, *self._leaving, return_exceptions=True)
 
     def replace_given(self, config: Config) -> None:
-        """Replace the configured engines and streams by those of `config`. To be called in the loop of `run`."""
+        """Replace the configured engines and streams by those of `config`. Must be called in the loop of `run`."""
         for source in self._sources:
             if isinstance(source, GivenEngines):
                 source.replace(config)
 
     def stop(self) -> None:
-        """Ask `run` to end. To be called in its loop."""
+        """Request `run` to end. Must be called in its loop."""
         self._stop.set()
         self._changed.set()
 
@@ -333,7 +332,7 @@ class Discovery:
             followed.follower.wake()
 
     def pace(self, engines: int | None = None) -> float:
-        """Seconds between two requests to an engine: more in large fleets, to limit the load."""
+        """Seconds between two requests to an engine, more in large fleets to limit the load."""
         return max(self._config.discovery.interval, (len(self._followers) if engines is None else engines) / _LOOKS)
 
     def _drop(self, names: Iterable[Name], wanted: Mapping[Name, Member]) -> None:
@@ -346,13 +345,13 @@ class Discovery:
 
 
 class _Membership:
-    """Membership of an engine or stream: the member and its follower."""
+    """An engine or stream in use: the member and its follower."""
 
     def __init__(self, member: Member, follower: Follower, task: asyncio.Task[None]) -> None:
         self.member, self.follower, self.task = member, follower, task
 
     def is_same(self, other: Member | None) -> bool:
-        """True if `other` is the same engine in the same life, and followed in the same way."""
+        """True if `other` is the same engine, not restarted since, with the same settings for events."""
         return other is not None and (_followed(other), other.life) == (_followed(self.member), self.member.life)
 
 
@@ -397,7 +396,7 @@ async def _leave(follower: Follower, task: asyncio.Task[None], comes_back: bool)
 
 
 def _without_drain(member: Member) -> Member:
-    """Member with `drain` moved from its entry to `drained`, so that draining does not make it another entry."""
+    """Member with `drain` moved from its entry to `drained`, so that draining does not change the entry."""
     entry = member.entry
     if not isinstance(entry, Engine) or entry.drain is None:
         return member
@@ -405,7 +404,7 @@ def _without_drain(member: Member) -> Member:
 
 
 def _followed(member: Member) -> Entry:
-    """Part of the entry that its events depend on."""
+    """The settings of the entry on which receiving its events depends."""
     return member.entry.as_followed() if isinstance(member.entry, Engine) else member.entry
 
 

@@ -1,7 +1,8 @@
 """Simulated engines with real ZMQ and HTTP sockets, in real time, with faults on request.
 
-`Fleet` starts engines in processes, with handles to query them and to inject faults; `EngineServer` is one engine in a
-running event loop; `Publisher` is a bare stream at full speed. Needs the extra `sim`: pip install 'kvatlas[sim]'.
+`Fleet` starts engines in processes of their own, with handles to query them and to inject faults. `EngineServer` is one
+engine in a running event loop. `Publisher` is an event stream without an engine, at full speed. The package extra `sim`
+is required: pip install 'kvatlas[sim]'.
 """
 
 from kvatlas._extras import require

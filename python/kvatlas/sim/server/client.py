@@ -30,11 +30,11 @@ class ControlClient:
         *,
         ok: Sequence[int] = (200,),
     ) -> dict[str, Any]:
-        """Send one request, and return the JSON object of the answer.
+        """Send one HTTP request, and return the JSON object of the answer.
 
         Raises:
-            SimulatedEngineError: The engine does not answer ("unreachable", "timeout"), or the answer's status is not
-                in `ok`.
+            SimulatedEngineError: The engine does not answer ("unreachable", "timeout"), or the status of the answer is
+                not in `ok`.
         """
         try:
             answer = self._http.request(method, path, json=body, headers=headers)
@@ -51,7 +51,7 @@ class ControlClient:
         return found
 
     def close(self) -> None:
-        """Close the connections to the engine for good."""
+        """Close the connections to the engine. The client cannot be used afterwards."""
         self._http.close()
 
 

@@ -6,9 +6,9 @@ import time
 
 
 class Clock:
-    """Clock of virtual seconds, which pass `speed` times as fast as real ones while the clock runs.
+    """Clock of virtual seconds, which pass `speed` times as fast as real seconds while the clock runs.
 
-    Real times are in seconds of `time.monotonic`, as in event loops.
+    Real times are seconds of `time.monotonic`, as in event loops.
     """
 
     def __init__(self, speed: float) -> None:
@@ -24,16 +24,16 @@ class Clock:
         return self._virtual + (time.monotonic() - self._real) * self.speed
 
     def real(self, virtual: float) -> float:
-        """Real time at which the clock will show the virtual time `virtual`, unless stopped before."""
+        """Real time at which the clock will show the virtual time `virtual`, unless the clock is stopped before."""
         return self._real + (virtual - self._virtual) / self.speed
 
     def stop(self) -> None:
-        """Stop virtual time."""
+        """Stop the virtual time of the clock."""
         self._virtual = self.now()
         self.stopped = True
 
     def go(self) -> None:
-        """Let virtual time continue."""
+        """Continue the virtual time of the clock after `stop`."""
         if self.stopped:
             self._real = time.monotonic()
             self.stopped = False

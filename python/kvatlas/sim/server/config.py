@@ -1,4 +1,4 @@
-"""Configuration of a served engine, which can be sent to another process."""
+"""Configuration of a simulated engine with sockets, which can be sent to another process."""
 
 from __future__ import annotations
 
@@ -22,38 +22,41 @@ Role = Literal["both", "prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Settings of a served engine.
+    """Settings of a simulated engine with sockets.
 
     Attributes:
         name: Name of the engine in its output; part of its random seed.
-        dialect: The engine that it imitates, "vllm" or "sglang".
-        arrays: Whether events are positional arrays, as engines wrote them before mid-2026.
-        hash_bytes: Whether names are whole digests (vLLM only).
-        hash_algorithm: Hash function of the names, "sha256" or "sha256_cbor" (vLLM only).
-        hash_seed: Seed of its names for blocks; engines with the same seed, or none, name blocks alike.
-        engine: The cache and its timing.
+        dialect: The imitated engine, "vllm" or "sglang".
+        arrays: True if events are positional arrays, as engines wrote them before mid-2026.
+        hash_bytes: True if block hashes are whole digests, False for 64 bits (vLLM only).
+        hash_algorithm: Function that computes block hashes, "sha256" or "sha256_cbor" (vLLM only).
+        hash_seed: Seed of the block hashes; engines with the same seed, or without one, compute equal hashes.
+        engine: Settings of the cache and of the model of time.
         speed: Seconds of the engine's time that pass in one real second.
-        ranks: Data-parallel ranks, each with a cache and a stream of its own.
+        ranks: Number of data-parallel ranks, each with a cache and an event stream of its own.
         model: Name of the served model.
-        loras: Names of the served adapters.
+        loras: Names of the served LoRA adapters.
         host: The address to bind.
-        http_port: Port of its HTTP; 0 for any free one.
-        events_port: Port of rank 0's live stream, rank r has this + r; 0 for any free ones.
-        replay_port: Port of rank 0's replays, likewise.
-        topic: Topic of the live stream.
-        buffer_steps: Batches kept for replays.
-        replay_socket: Replies to replays: "current", "old" (without a topic frame), or "none": there is no such socket.
-        step: Least real seconds from one step to the next; a step's events are one batch.
-        max_model_len: The longest prompt with its answer, in tokens.
+        http_port: Port of the HTTP server; 0 for any free port.
+        events_port: Port of rank 0's live event stream; rank r has `events_port + r`. 0 for any free ports.
+        replay_port: Port of rank 0's replays; rank r has `replay_port + r`. 0 for any free ports.
+        topic: ZMQ topic of the live stream.
+        buffer_steps: Number of event batches kept for replays.
+        replay_socket: Format of the replies to replay requests: "current", "old" (without a topic frame), or "none" if
+            there is no replay socket.
+        step: Minimum real seconds between two steps; the events of a step are one batch.
+        max_model_len: Maximum length of a prompt with its answer, in tokens, unless the cache is smaller.
         tiers: Tiers behind each rank's cache. A pool is set by `pool_folder` instead.
-        pool_folder: A folder that engines share as a pool; "" without one.
-        describes: Whether vLLM's offloading announces the tokens of blocks, or only their names, which is its default.
-        announces_pool: Whether what is put into the pool is announced: vLLM's `enable_kv_events` of a tier.
-        pool_locality: Whether events say that the pool is not the engine's own: vLLM's `locality` of a tier.
-        dev_mode: Whether it tells its settings at `/server_info`, as vLLM does with `VLLM_SERVER_DEV_MODE`.
-        pull_port: Port at which peers pull from rank 0; rank r has this + r. 0 for any free ones.
-        role: "prefill" if it hands prompts over, "decode" if it takes them; "both" may do either, or neither.
-        faults: Chances of its faults.
+        pool_folder: A folder that engines share as a pool; "" for no pool.
+        describes: True if vLLM's offloading announces the tokens of blocks, False if only their hashes, which is vLLM's
+            default.
+        announces_pool: True if chunks stored in the pool are announced: vLLM's `enable_kv_events` of a tier.
+        pool_locality: True if events say that the pool is not the engine's own: vLLM's `locality` of a tier.
+        dev_mode: True if the engine serves its settings at `/server_info`, as vLLM does with `VLLM_SERVER_DEV_MODE`.
+        pull_port: Port at which peers pull from rank 0; rank r has `pull_port + r`. 0 for any free ports.
+        role: "prefill" if the engine computes prompts for others, "decode" if it fetches computed prompts; "both" may
+            do either, or neither.
+        faults: Probabilities of the engine's faults.
         seed: Seed of all random choices.
     """
 
@@ -126,29 +129,29 @@ class ServerConfig:
 
     @property
     def wire(self) -> Dialect:
-        """Encoding of the engine's events: the dialect, and whether events are arrays."""
+        """Encoding of the engine's events: the imitated engine, and the form (maps or positional arrays)."""
         if self.dialect == "vllm":
             return "vllm-arrays" if self.arrays else "vllm"
         return "sglang-arrays" if self.arrays else "sglang"
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of a prompt with its answer: the configured limit, or else the size of the cache."""
+        """Maximum number of tokens of a prompt with its answer: the configured limit, or else the size of the cache."""
         return min(self.max_model_len, self.engine.cache_tokens)
 
     def names(self) -> Names:
-        """Make the function object that computes block hashes as this engine does."""
+        """Create the object that computes block hashes as this engine does."""
         if self.dialect == "vllm":
             return VllmNames(self.hash_seed, as_bytes=self.hash_bytes, algorithm=self.hash_algorithm)
         return SglangNames(self.hash_seed)
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration as plain data, for JSON."""
+        """Convert the configuration to plain data, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ServerConfig:
-        """Make a configuration from the result of `as_dict`."""
+        """Create a configuration from the result of `as_dict`."""
         rest = dict(data)
         engine, faults = EngineConfig(**rest.pop("engine")), Faults(**rest.pop("faults"))
         tiers = rest.pop("tiers")

@@ -1,4 +1,4 @@
-"""Simulated engine for live use: adds tokens in announcements, and aborted requests, to the replay's engine."""
+"""Simulated engine for real sockets: `kvatlas.sim.engine` with token ids in announcements and aborted requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvatlas.types import Tier
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ServedRequest(Request):
-    """Request with token ids: the prompt's, then all that will be generated."""
+    """Request with token ids: those of the prompt, followed by all that will be generated."""
 
     tokens: list[int]
     lora: str | None = None
@@ -30,18 +30,18 @@ class ServedRequest(Request):
 
     @property
     def over(self) -> bool:
-        """True if the request has finished, failed or been refused."""
+        """True if the request has finished, has failed or was refused."""
         return self.failed is not None or self.state in (State.FINISHED, State.REFUSED)
 
     def fail(self, why: str) -> None:
-        """Mark the request as failed, unless it is over. `why`: the reason."""
+        """Mark the request as failed, unless it has ended already. `why`: reason of the failure."""
         if not self.over:
             self.failed = why
             self.changed.set()
 
 
 class Announcer:
-    """Sink that turns announcements of the cache into events, with block hashes in the engine's form."""
+    """Receiver that turns announcements of the cache into events, with block hashes in the engine's format."""
 
     def __init__(
         self,
@@ -100,7 +100,10 @@ class Announcer:
     def store_tier(
         self, worker: str, tier: Tier, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes
     ) -> None:
-        """Announce each chunk in an event of its own, as vLLM does, with the tokens but (for vLLM) without the salt."""
+        """Announce each chunk in an event of its own, as vLLM does.
+
+        The event has the token ids but (for vLLM) not the salt.
+        """
         offload = self.core.offload if self.core is not None else None
         if offload is None or offload.storing is None:
             raise RuntimeError("blocks offloaded by no request")
@@ -147,9 +150,11 @@ class Core(Engine):
         sink.core = self
 
     def abort(self, request: Request, now: float) -> None:
-        """Abort a request, as engines do when a client disconnects. Computed blocks stay cached until reused.
+        """Abort a request, as engines do when a client disconnects.
 
-        A prompt that is being computed keeps its blocks until the step is done.
+        Its computed blocks stay cached until they are evicted.
+
+        A prompt that is being computed keeps its blocks until the step ends.
         """
         self.run_until(now)
         if request is self._prefilling:
@@ -184,10 +189,12 @@ class Core(Engine):
         self._admit(now)
 
     def receive(self, request: ServedRequest) -> bool:
-        """Cache a prompt's full blocks, which another engine computed. Returns False if there is no room for them.
+        """Cache the full blocks of a prompt that another engine computed.
 
-        The request finds the blocks once it is submitted. The prompt's last token is computed by this engine in any
-        case.
+        Returns False if there are too few free blocks.
+
+        The request finds the blocks once it is submitted. The last token of the prompt is computed by this engine in
+        any case.
         """
         size = self.config.block_size
         count = (request.prompt_tokens - 1) // size

@@ -1,4 +1,4 @@
-"""Served engine without its HTTP: ranks in real time, their sockets, and their faults."""
+"""Simulated engine without its HTTP server: ranks in real time, their sockets, and their faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATIENCE = 15.0  # seconds that a restart waits for its own ports
 
 
 class ServedEngine:
-    """Simulated engine with real event sockets but without HTTP, in a running event loop."""
+    """Simulated engine with real event sockets but without an HTTP server, in a running event loop."""
 
     def __init__(
         self, config: ServerConfig | None = None, *, context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -62,7 +62,7 @@ class ServedEngine:
         self._open_ranks()
 
     async def close(self) -> None:
-        """Stop the engine: pending requests fail, and all sockets are closed."""
+        """Stop the engine: requests in progress fail, and all sockets are closed."""
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.wait([self._restarting])
@@ -78,21 +78,21 @@ class ServedEngine:
             self._context.term()
 
     async def _disconnect(self) -> None:
-        """Close the servers that a subclass has added. All requests have failed by then."""
+        """Close the servers that a subclass has added. All requests have failed before this call."""
 
     # Where it is
 
     @property
     def url(self) -> str:
-        """Address of the engine's HTTP server."""
+        """URL of the engine's HTTP server."""
         return f"http://{reachable(self.config.host)}:{self.http_port}"
 
     def endpoint(self, rank: int = 0) -> str:
-        """Endpoint of a rank's live stream."""
+        """ZMQ endpoint of a rank's live event stream."""
         return f"tcp://{reachable(self.config.host)}:{self.events_port + self._rank(rank).number}"
 
     def replay_endpoint(self, rank: int = 0) -> str | None:
-        """Endpoint at which a rank answers replays; None without replays."""
+        """ZMQ endpoint at which a rank answers replay requests; None if it answers none."""
         if self.replay_port is None:
             return None
         return f"tcp://{reachable(self.config.host)}:{self.replay_port + self._rank(rank).number}"
@@ -112,11 +112,11 @@ class ServedEngine:
         order: TransferOrder | None = None,
         pull: AnsweredPull | None = None,
     ) -> tuple[Rank, ServedRequest]:
-        """Queue a request at rank `rank`; None: at the least loaded rank. Returns the rank and the request.
+        """Queue a request at rank `rank`; None for the least loaded rank. Returns the rank and the request.
 
-        Raises `RequestRefusedError` if the request can never run. `received`: whether the prompt's blocks, computed by
-        another engine, have been fetched. `order`: the sender's order about loads. `pull`: answer of the rank's
-        `ask_peer`.
+        Raises `RequestRefusedError` if the request can never run. `received`: True if the prompt's blocks, computed by
+        another engine, have been fetched. `order`: instructions of the request's sender about loads. `pull`: result of
+        the rank's `ask_peer`.
         """
         if not prompt or output < 1:
             raise RequestRefusedError("a request needs at least one prompt token and one token to generate")
@@ -135,7 +135,10 @@ class ServedEngine:
         return chosen, request
 
     def choose_rank(self, rank: int | None) -> Rank:
-        """Rank of number `rank`; None: the least loaded one. Raises `InvalidArgumentError` for an unknown rank."""
+        """Find the rank with number `rank`; None for the least loaded one.
+
+        Raises `InvalidArgumentError` for an unknown rank.
+        """
         return self._rank(rank) if rank is not None else self._idlest()
 
     async def complete(
@@ -147,7 +150,10 @@ class ServedEngine:
         salt: str | None = None,
         rank: int | None = None,
     ) -> ServedRequest:
-        """Send a request and wait for its end. Raises `RequestFailedError` if the engine stops or restarts before."""
+        """Send a request and wait for its end.
+
+        Raises `RequestFailedError` if the engine stops or restarts meanwhile.
+        """
         chosen, request = self.submit(prompt, output, lora=lora, salt=salt, rank=rank)
         await chosen.finish(request)
         return request
@@ -155,7 +161,7 @@ class ServedEngine:
     # The truth
 
     def match(self, tokens: Sequence[int], *, lora: str | None = None, salt: str | None = None, rank: int = 0) -> Truth:
-        """Blocks of a prompt that a rank holds. If the rank is quiet, all of them have been published."""
+        """Blocks of a prompt that a rank holds. If the result is `quiet`, all of them have been published."""
         chosen = self._rank(rank)
         held, usable = chosen.depths(tokens, lora, salt)
         host, loadable = chosen.offloaded(tokens, lora, salt)
@@ -182,7 +188,7 @@ class ServedEngine:
     # What goes wrong
 
     def set_faults(self, faults: Faults) -> None:
-        """Replace the faults, with effect from now on."""
+        """Replace all faults of the engine, with immediate effect."""
         self.faults = faults
         if not (self.down or self.clock.stopped):
             for rank in self.ranks:
@@ -199,9 +205,9 @@ class ServedEngine:
         return all(done)
 
     def pause(self, seconds: float | None = None) -> None:
-        """Pause the engine, which keeps its sockets open but neither publishes nor answers.
+        """Pause the engine: its sockets stay open, but it neither publishes nor answers.
 
-        `seconds`: length of the pause; None: until `resume`.
+        `seconds`: length of the pause; None for a pause until `resume`.
         """
         if self.down:
             return
@@ -218,7 +224,7 @@ class ServedEngine:
             self._resume = asyncio.get_running_loop().call_later(seconds, self.resume)
 
     def resume(self) -> None:
-        """End a pause."""
+        """End a pause of the engine."""
         if self._resume is not None:
             self._resume.cancel()
             self._resume = None
@@ -229,7 +235,7 @@ class ServedEngine:
                 rank.resume()
 
     def begin_restart(self, down: float = 0.0) -> asyncio.Task[None]:
-        """Start a restart, or return the one in progress; the task ends when the engine is up again.
+        """Start a restart of the engine, or return the one in progress; the task ends when the engine is up again.
 
         `down`: seconds for which the engine is down.
         """
@@ -282,7 +288,7 @@ class ServedEngine:
                 return
 
     def free_port(self, count: int = 1) -> int:
-        """First of `count` neighbouring free ports. Raises `SimulatedEngineError` if the host cannot be bound."""
+        """First of `count` consecutive free ports. Raises `SimulatedEngineError` if the host cannot be bound."""
         host = bindable(self.config.host)
         try:
             return free_block(host, count)

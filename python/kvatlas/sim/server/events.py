@@ -1,8 +1,8 @@
 """Events of an engine's cache, as vLLM or SGLang announces them.
 
-The pool works alike for both; the announcements differ. vLLM sends each physical copy's store and each removal as an
-event of its own. SGLang's tree holds one copy of a block, so a second copy is not announced, and a removal only after
-the last copy; neighbouring stores of one chain are one event, as are neighbouring removals.
+The simulated block pool is the same for vLLM and SGLang, but the events differ. vLLM sends an event for the store of
+each physical copy and for each removal. SGLang's tree holds one copy of a block, so a second copy is not announced, and
+a removal only after the last copy; consecutive stores of one chain are one event, as are consecutive removals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ Dialect = Literal["vllm", "sglang", "vllm-arrays", "sglang-arrays"]
 
 @dataclass(slots=True)
 class Stored:
-    """Event: blocks were stored. `names` and `parent` (the name of the block before) are in the form of the engine."""
+    """Event: blocks were stored.
+
+    `names` (block hashes) and `parent` (hash of the block before the first) are in the engine's format.
+    """
 
     names: list[int | bytes]
     parent: int | bytes | None
@@ -33,7 +36,7 @@ class Stored:
 
 @dataclass(slots=True)
 class Placeholder:
-    """Event: chunks were stored. `names` has only the last block of each. vLLM announces offloading so by default."""
+    """Event: chunks were stored; `names` has only the hash of each chunk's last block. vLLM's offloading default."""
 
     names: list[int | bytes]
     medium: Medium
@@ -42,7 +45,7 @@ class Placeholder:
 
 @dataclass(slots=True)
 class Removed:
-    """Event: one copy of each named block was evicted."""
+    """Event: one copy of each of the blocks `names` was evicted."""
 
     names: list[int | bytes]
     medium: Medium = "GPU"
@@ -58,7 +61,7 @@ Event = Stored | Placeholder | Removed | Cleared
 
 @dataclass(slots=True)
 class Batch:
-    """Events of the current step, with neighbouring events merged as the engine merges them."""
+    """Events of the current step; consecutive events are merged as the engine does."""
 
     engine: Engine
     events: list[Event] = field(default_factory=list)
@@ -97,6 +100,6 @@ class Batch:
         self.events.append(Cleared())
 
     def take(self) -> list[Event]:
-        """Return the events so far, and start the next batch."""
+        """Return the events added so far, and start an empty batch."""
         events, self.events = self.events, []
         return events

@@ -1,4 +1,4 @@
-"""Injected faults between an engine and its readers, drawn from a seed."""
+"""Injected faults between an engine and the readers of its events, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from kvatlas._text import nearest
 from kvatlas.errors import ConfigError
 
 ReplaySocket = Literal["on", "closed", "silent", "slow"]
-"""Behaviour of the replay socket.
+"""Behaviour of an engine's replay socket.
 
-"closed": not bound; "silent": bound but unanswered; "slow": one batch every `SLOW` seconds.
+"on": normal; "closed": not bound; "silent": bound but without answers; "slow": one batch every `SLOW` seconds.
 """
 
 Pulls = Literal["on", "closed", "silent"]
-"""Behaviour of the port at which peers pull."""
+"""Behaviour of the port at which peers pull blocks.
+
+"on": normal; "closed": refuses connections; "silent": accepts them but does not answer.
+"""
 
 _HOLD = 0.2  # seconds that a batch to be overtaken waits for the one to overtake it
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Chances of faults, from 0 to 1, for each published batch or requested answer.
+    """Probabilities of faults, from 0 to 1, for each published batch of events or HTTP answer.
 
-    The first six concern the live socket only; replays have these batches intact. Poison is in the stream itself, so in
-    replays too, and always in addition to the engine's events: a reader that ignores it loses nothing. The events of a
-    corrupt batch are lost for good.
+    The first six concern the live socket only; replays have the affected batches intact. Poison (invalid events or
+    batches) is in the stream itself, so in replays too, and always in addition to the engine's events: a reader that
+    ignores it loses no event. The events of a corrupt batch are lost for good.
     """
 
     drop: float = 0.0
@@ -75,7 +78,7 @@ class Faults:
             raise ConfigError(f"pulls must be one of {', '.join(get_args(Pulls))}, not {self.pulls!r}")
 
     def changed(self, changes: Mapping[str, object]) -> Faults:
-        """A copy with some faults changed. Raises `ConfigError` for unknown names and invalid values."""
+        """Return a copy with some faults changed. Raises `ConfigError` for unknown names and invalid values."""
         known = [field.name for field in fields(self)]
         for name in changes:
             if name not in known:
@@ -84,7 +87,7 @@ class Faults:
 
 
 MISHAPS = ("http_refuse", "http_hang", "http_die_before", "http_die_after", "http_garbage", "http_slow", "http_early")
-"""The names of the faults of answers over HTTP."""
+"""Names of the faults of HTTP answers."""
 CHANCES = (
     "drop",
     "duplicate",
@@ -101,7 +104,7 @@ CHANCES = (
     *MISHAPS,
 )
 SLOW = 0.1
-"""Seconds from one batch to the next of a slow replay."""
+"""Seconds between two batches of a slow replay."""
 
 
 def _check(name: str, value: object, most: float) -> None:
@@ -115,7 +118,7 @@ Send = Callable[[int, bytes], None]
 
 
 class Link:
-    """Link from an engine to the socket of its live stream, which drops, doubles, swaps and delays batches."""
+    """Connection from an engine to the socket of its live stream, which drops, doubles, swaps and delays batches."""
 
     def __init__(self, send: Send, chance: random.Random, count: Callable[[str], None]) -> None:
         self._send = send
@@ -128,11 +131,11 @@ class Link:
 
     @property
     def pending(self) -> bool:
-        """True while published batches remain to be sent."""
+        """True while some published batches are not yet sent."""
         return bool(self._queue) or self._overtaken is not None
 
     def push(self, seq: int, payload: bytes, faults: Faults) -> None:
-        """Pass a batch on to the live socket, subject to the faults."""
+        """Pass a batch of events on to the live socket, subject to the faults."""
         chance = self._random.random
         if chance() < faults.drop:
             self._count("dropped")
@@ -163,7 +166,7 @@ class Link:
         self._cancel()
 
     def go(self) -> None:
-        """Send held batches, after `stop`."""
+        """Send the batches held since `stop`, and hold no more."""
         self._stopped = False
         self._pump()
 

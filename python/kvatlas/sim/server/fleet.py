@@ -1,4 +1,4 @@
-"""Fleet of served engines in processes of their own, with handles to query them and to inject faults."""
+"""Fleet of simulated engines in processes of their own, with handles to query them and to inject faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STOP = 10.0  # seconds for a process to end by itself
 
 
 class EngineHandle:
-    """Handle of one engine of a fleet."""
+    """Client of one engine of a fleet, which queries and controls the engine over HTTP."""
 
     def __init__(self, number: int, config: ServerConfig, process: _Process) -> None:
         self.number = number
@@ -40,21 +40,21 @@ class EngineHandle:
 
     @property
     def url(self) -> str:
-        """The address of the engine's HTTP."""
+        """URL of the engine's HTTP server."""
         return f"http://{reachable(self.config.host)}:{self.config.http_port}"
 
     def endpoint(self, rank: int = 0) -> str:
-        """The endpoint of a rank's live stream."""
+        """ZMQ endpoint of a rank's live event stream."""
         return f"tcp://{reachable(self.config.host)}:{self.config.events_port + self._rank(rank)}"
 
     def replay_endpoint(self, rank: int = 0) -> str | None:
-        """The endpoint at which a rank answers replays; None if it never does."""
+        """ZMQ endpoint at which a rank answers replay requests; None if it never does."""
         if self.config.replay_socket == "none":
             return None
         return f"tcp://{reachable(self.config.host)}:{self.config.replay_port + self._rank(rank)}"
 
     def pull_endpoint(self, rank: int = 0) -> str | None:
-        """The host and port at which peers pull from a rank; None if they cannot."""
+        """Host and port at which peers pull blocks from a rank; None if pulls are not possible."""
         if not self.config.tiers.pulls:
             return None
         return f"{reachable(self.config.host)}:{self.config.pull_port + self._rank(rank)}"
@@ -62,22 +62,25 @@ class EngineHandle:
     # The truth
 
     def match(self, tokens: Sequence[int], *, lora: str | None = None, salt: str | None = None, rank: int = 0) -> Truth:
-        """The blocks of a prompt that a rank holds."""
+        """Query the blocks of a prompt that a rank holds."""
         return self.match_all([Query(tokens, lora, salt, rank)])[0]
 
     def match_all(self, queries: Sequence[Query]) -> list[Truth]:
-        """The blocks of many prompts that ranks hold, all as of one moment."""
+        """Query the blocks of many prompts that ranks hold, all at one moment."""
         rows = [
             {"token_ids": list(q.tokens), "lora_name": q.lora, "cache_salt": q.salt, "rank": q.rank} for q in queries
         ]
         return [Truth(**row) for row in self._post("/sim/match", {"queries": rows})["answers"]]
 
     def state(self) -> list[RankState]:
-        """The state of each of the engine's ranks."""
+        """Query the state of each of the engine's ranks."""
         return [RankState(**row) for row in self._control.call("GET", "/sim/state")["ranks"]]
 
     def wait_quiet(self, timeout: float = 60.0) -> list[RankState]:
-        """Wait until nothing is under way at any rank. Raises `TimeoutError`."""
+        """Wait until no request, unpublished event or unsent batch remains at any rank.
+
+        Raises `TimeoutError` after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while True:
             states = self.state()
@@ -88,9 +91,10 @@ class EngineHandle:
             time.sleep(0.01)
 
     def settle(self, timeout: float = 60.0) -> list[RankState]:
-        """End all faults, have each rank publish one more batch, and wait until it is quiet.
+        """End all faults, have each rank publish one more batch, and wait until no request or batch remains.
 
-        Without that batch a reader could not notice that the one before it was dropped. Raises `TimeoutError`.
+        Without the additional batch a reader could not notice that the previous one was dropped. Raises `TimeoutError`
+        after `timeout` seconds.
         """
         self.resume()
         self.faults(**asdict(Faults()))
@@ -108,7 +112,7 @@ class EngineHandle:
         rank: int | None = None,
         transfer: Mapping[str, object] | None = None,
     ) -> Completion:
-        """Send a request, by OpenAI's completions, and wait for its end. `transfer`: its `kv_transfer_params`."""
+        """Send a request to OpenAI's completions route, and wait for its end. `transfer`: its `kv_transfer_params`."""
         body = {
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "max_tokens": max_tokens,
@@ -127,7 +131,10 @@ class EngineHandle:
         )
 
     def pull_from(self, source: EngineHandle, rank: int = 0) -> dict[str, object]:
-        """The `kv_transfer_params` of a request that pulls from a rank of another engine, under a fresh id."""
+        """Create the `kv_transfer_params` of a request that pulls blocks from a rank of another engine.
+
+        Each call gives a new id.
+        """
         host, _, port = (source.pull_endpoint(rank) or "").rpartition(":")
         name = secrets.token_hex(8)
         return {"remote_kv_source": {"kv_request_id": name, "remote_host": host, "remote_port": int(port or 0)}}
@@ -135,32 +142,34 @@ class EngineHandle:
     # What goes wrong
 
     def faults(self, **changes: object) -> Faults:
-        """Change the faults (see `Faults`). Returns all faults."""
+        """Change some faults of the engine (see `Faults`). Returns all faults."""
         return Faults(**self._post("/sim/faults", changes))
 
     def restart(self, down: float = 0.0) -> int:
-        """Restart in the same process after `down` seconds: empty cache, numbers from 0, same ports.
+        """Restart the engine in the same process after `down` seconds.
 
-        Returns the new epoch once it is up.
+        The cache is then empty, sequence numbers begin at 0, and the ports are the same. Returns the new epoch (number
+        of restarts) once the engine is up.
         """
         return int(self._post("/sim/restart", {"down": down})["epoch"])
 
     def pause(self, seconds: float | None = None) -> None:
-        """Hang, for `seconds` or until `resume`."""
+        """Pause the engine for `seconds`, or until `resume`: it neither publishes nor answers."""
         self._post("/sim/pause", {} if seconds is None else {"seconds": seconds})
 
     def resume(self) -> None:
-        """End a pause."""
+        """End a pause of the engine."""
         self._post("/sim/resume", {})
 
     def serve_model(self, model: str) -> None:
-        """Serve another model from now on with an empty cache, like a restarted engine."""
+        """Serve another model from now on, with an empty cache, like an engine restarted with that model."""
         self._post("/sim/model", {"model": model})
 
     def reset(self, *, with_next: bool = False, with_host: bool = False) -> bool:
-        """Clear the cache. Refused (False) while requests use it. `with_next`: announced with the next events only.
+        """Clear the engine's cache. Returns False, and does nothing, while requests use the cache.
 
-        `with_host`: host memory too, which is not announced.
+        `with_next`: announce the reset only together with the next events. `with_host`: clear host memory too, which is
+        not announced.
         """
         body = {"with_next": with_next, "with_host": with_host}
         return bool(self._post("/sim/reset", body, ok=(200, 409))["reset"])
@@ -169,25 +178,25 @@ class EngineHandle:
 
     @property
     def pid(self) -> int:
-        """The id of the engine's process."""
+        """Id of the process that runs the engine."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """True while the engine's process runs."""
+        """True while the process of the engine runs."""
         return self._process.alive
 
     def kill(self) -> None:
-        """End its process at once (SIGKILL), and with it all engines that share it."""
+        """Kill the engine's process (SIGKILL), and with it all engines in the same process."""
         self._process.kill()
 
     def respawn(self) -> None:
-        """Start its process again with the same engines on the same ports."""
+        """Start the engine's process again, with the same engines on the same ports."""
         self._process.start()
         self._process.wait_ready()
 
     def close(self) -> None:
-        """Close the connection of this handle; the engine goes on."""
+        """Close the connections of this handle; the engine continues to run."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -229,7 +238,7 @@ class _Process:
         return self.running is not None and self.running.poll() is None
 
     def start(self) -> None:
-        """Start the process, without waiting until the engines serve."""
+        """Start the process, without waiting until its engines serve."""
         if self.alive:
             raise SimulatedEngineError("the process is running: kill it first", "running")
         self.finish()
@@ -252,7 +261,7 @@ class _Process:
             self.running.stdin.flush()
 
     def wait_ready(self) -> None:
-        """Wait until the process's engines serve. Raises `SimulatedEngineError` if they cannot."""
+        """Wait until the engines of the process serve. Raises `SimulatedEngineError` if an engine cannot."""
         running = self.running
         if running is None or running.stdout is None:
             raise SimulatedEngineError("the process was never started", "not_started")
@@ -286,7 +295,7 @@ class _Process:
             self.running.terminate()
 
     def finish(self, timeout: float = _STOP) -> None:
-        """Wait until the process has ended, and kill it after `timeout` seconds."""
+        """Wait until the process has ended; kill it after `timeout` seconds."""
         for engine in self.engines:
             engine.close()
         running = self.running
@@ -304,20 +313,21 @@ class _Process:
 
 
 class Fleet:
-    """Fleet of engines like `config`, in `processes` processes (one each by default).
+    """Fleet of `engines` simulated engines with the configuration `config`, in `processes` processes.
 
-    A context manager: engines serve within the block. Ports of 0 are free ones; else engine i has its HTTP on
-    `http_port + i`, its streams from `events_port + 2 * ranks * i` on, and its replays `ranks` ports above those.
+    A context manager: the engines serve within its block. Ports given as 0 are any free ports; otherwise engine i has
+    its HTTP server at `http_port + i`, its event streams from `events_port + 2 * ranks * i` on, and its replays `ranks`
+    ports above those.
 
     Args:
         engines: Number of engines.
-        config: Configuration of each engine; names, seeds and ports are set for each.
-        processes: Number of processes; engines that share one also die together.
-        http_port: Port of the first engine's HTTP.
-        events_port: Port of the first engine's first stream.
+        config: Configuration of all engines; names, seeds and ports are replaced for each.
+        processes: Number of processes, by default one for each engine; engines in one process also end together.
+        http_port: Port of the first engine's HTTP server.
+        events_port: Port of the first engine's first event stream.
         name: Prefix of the engines' names, before a number.
-        own_names: Whether every engine has its own names for blocks.
-        traffic: Requests that the engines send themselves; none if not given.
+        own_names: True if every engine has its own block hashes.
+        traffic: Requests that the engines generate themselves; none if not given.
     """
 
     def __init__(
@@ -358,10 +368,10 @@ class Fleet:
             self.engines.append(process.engines[-1])
 
     def start(self) -> None:
-        """Start all processes and wait until all engines serve.
+        """Start all processes, and wait until all engines serve.
 
         Raises:
-            SimulatedEngineError: An engine cannot serve; all are stopped.
+            SimulatedEngineError: An engine cannot serve; all engines are stopped.
         """
         try:
             for process in self._processes:
@@ -373,7 +383,7 @@ class Fleet:
             raise
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes of the fleet."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -396,18 +406,18 @@ class Fleet:
 
     @property
     def urls(self) -> list[str]:
-        """The addresses of the engines' HTTP."""
+        """URLs of the engines' HTTP servers."""
         return [engine.url for engine in self.engines]
 
     @property
     def dead(self) -> list[EngineHandle]:
-        """Names of the engines whose process has ended."""
+        """Handles of the engines whose process has ended."""
         return [engine for engine in self.engines if not engine.alive]
 
     def write_engines_file(self, path: str | Path) -> None:
-        """Write the engines' URLs for `kvatlas serve --engines-file`, at once or not at all. Raises `OSError`.
+        """Write the engines' URLs to a file for `kvatlas serve --engines-file`, atomically. Raises `OSError`.
 
-        Where engines pull from each other, their addresses for that are written too.
+        If engines pull blocks from each other, the addresses for pulls are written too.
         """
         path = Path(path)
         fresh = path.with_name(f".{path.name}.new")

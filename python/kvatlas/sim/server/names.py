@@ -1,8 +1,8 @@
-"""Names of blocks: the chains of hashes that vLLM and SGLang compute.
+"""Block hashes (names of blocks) as vLLM and SGLang compute them.
 
-A name covers the tokens of its block and everything before them, the LoRA adapter and the cache salt, so blocks that
-must not be shared never have one name. Names are kept as integers, the keys of a block pool; `wire` converts them to
-their form in events.
+A block hash covers the tokens of its block and of all blocks before it, the LoRA adapter and the cache salt, so blocks
+that must not be shared never have equal hashes. Block hashes are integers here, the keys of a block pool; `wire`
+converts them to their form in events.
 
 - vLLM: SHA-256 of (parent digest, tokens, extra keys), as canonical CBOR (`sha256_cbor`) or as Python pickles it
   (`sha256`, its default). The root is the SHA-256 of a seed string, the salt is an extra key of the first block,
@@ -21,7 +21,7 @@ from pickle import dumps
 from typing import Literal, Protocol
 
 HashAlgorithm = Literal["sha256", "sha256_cbor"]
-"""Hash function of vLLM's block hashes: the option --prefix-caching-hash-algo."""
+"""Hash function of vLLM's block hashes: vLLM's option --prefix-caching-hash-algo."""
 
 DEFAULT_SEED = "vllm-none-hash"
 """Default seed of the root of vLLM's block hashes; engines with the same seed compute equal hashes."""
@@ -31,17 +31,17 @@ _NAMESPACE = b"sglang-kv-event-namespace-v1"
 
 
 class Names(Protocol):
-    """Computation of block hashes as one engine does it."""
+    """Computation of block hashes in the manner of one engine."""
 
     def chain(self, tokens: Sequence[int], block_size: int, lora: str | None, salt: str | None) -> list[int]:
         """Compute the names (block hashes) of all full blocks of `tokens`, in order."""
 
     def wire(self, name: int) -> int | bytes:
-        """Convert a name to the form that events have."""
+        """Convert a name (block hash) to its form in events."""
 
 
 class VllmNames:
-    """Computation of block hashes as vLLM does it: a name is the whole digest as a big-endian integer."""
+    """Computation of block hashes as in vLLM: a name is the whole digest as a big-endian integer."""
 
     def __init__(
         self, seed: str | None = None, *, as_bytes: bool = False, algorithm: HashAlgorithm = "sha256_cbor"
@@ -83,9 +83,10 @@ class VllmNames:
 
 
 class SglangNames:
-    """Computation of block hashes as SGLang does it: a name is the signed integer in its events.
+    """Computation of block hashes as in SGLang: a name is the signed integer in the events.
 
-    SGLang has no seed. Here `seed` makes an engine's block hashes differ from others, as another namespace would.
+    SGLang has no seed. Here `seed` gives an engine different block hashes from other engines, as another namespace
+    would.
     """
 
     def __init__(self, seed: str | None = None) -> None:
@@ -113,12 +114,12 @@ class SglangNames:
 
 
 def lora_path(lora: str) -> str:
-    """Path of an adapter on the engine's disk, part of vLLM's block hashes."""
+    """Path of a LoRA adapter on the engine's disk, part of vLLM's block hashes."""
     return f"/adapters/{lora}"
 
 
 def lora_id(lora: str) -> str:
-    """Internal id of an adapter in SGLang, part of its block hashes. Real ids are random."""
+    """Internal id of a LoRA adapter in SGLang, part of its block hashes. Real ids are random."""
     return sha256(lora.encode()).hexdigest()[:32]
 
 
@@ -133,7 +134,7 @@ def _cbor_head(major: int, value: int) -> bytes:
 
 
 class _Numbers(dict[int, bytes]):
-    """Cache of unsigned integers in CBOR, as token ids repeat."""
+    """Cache of unsigned integers encoded in CBOR, as token ids repeat often."""
 
     def __missing__(self, value: int) -> bytes:
         made = _cbor_head(0x00, value)

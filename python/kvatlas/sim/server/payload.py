@@ -1,7 +1,7 @@
-"""Encoder of events as payloads (the third frame of a message), and of invalid payloads as faults.
+"""Encoder of events as payloads (the third frame of a message), and of invalid payloads for injected faults.
 
-msgspec encodes declared structs, as in the engines themselves, so that the bytes equal theirs (the wide map header of a
-stored block included) and are independent of this project's own reader.
+msgspec encodes declared structs, as in the engines themselves, so the bytes equal the engines' (including the wide map
+header of a stored block) and do not depend on kvatlas' own decoder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Map(msgspec.Struct, omit_defaults=True, tag_field="type", gc=False):
 
 
 class _VllmStored(_Map, tag="BlockStored"):
-    """Stored event of vLLM, with all declared fields, as their number decides the width of the map's header."""
+    """Stored event of vLLM, with all declared fields, because their number determines the width of the map's header."""
 
     block_hashes: list[Name]
     parent_block_hash: Name | None
@@ -138,20 +138,20 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def rows(events: Sequence[Event], *, block_size: int, dialect: Dialect) -> list[object]:
-    """Convert events to rows of a batch, in the encoding `dialect`."""
+    """Convert events to the rows of a batch, in the encoding `dialect`."""
     form = _FORMS[dialect]
     return [form(event, block_size) for event in events]
 
 
 def encode(rows: Sequence[object], *, timestamp: float, rank: int) -> bytes:
-    """Encode one batch as a payload."""
+    """Encode the rows of one batch as a payload."""
     return _encoder.encode((timestamp, rows, rank))
 
 
 def extra_keys(event: Stored) -> Keys | None:
-    """Extra keys in vLLM's stored event, one entry a block: the adapter for all, the salt for a chain's first block.
+    """Extra keys in vLLM's stored event, one entry for each block: the adapter, and the salt in a chain's first block.
 
-    None for offloaded blocks, for which vLLM leaves the keys out.
+    None for offloaded blocks, for which vLLM omits the keys.
     """
     if event.medium != "GPU":
         return None

@@ -1,8 +1,8 @@
-"""Pulls between served engines: the source's port at which others ask, and the consumer that asks.
+"""Pulls between simulated engines over TCP: the consumer asks for blocks at a port of the source.
 
-A question is a line of JSON: the consumer's name, the names of a prompt's chunks, and how many of them the consumer has
-itself. The answer says how many leading chunks the source has in its host memory, and how many seconds it takes to send
-those that the consumer lacks. No KV is sent. A paused engine leaves questions open, as a frozen process does.
+A question is a line of JSON: the consumer's name, the names of a prompt's chunks, and the number of leading chunks that
+the consumer has itself. The answer has the number of leading chunks in the source's host memory, and the seconds to
+send those that the consumer lacks. No KV data is sent. A paused engine leaves questions open, as a frozen process does.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _MOST = 64 << 20  # bytes of a question, enough for the names of millions of blo
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPull:
-    """Answer of a peer, received before the request is queued, in the form of a source that answers at once."""
+    """Answer of a peer, received before the request is queued, as a `PullSource` without delay."""
 
     held: Container[int]
     seconds: float
 
     def answer(self, consumer: object, now: float) -> PullAnswer:
-        """Answer with the chunks that the peer holds, without delay (see `PullSource`)."""
+        """Return the chunks that the peer holds, without delay (see `PullSource`)."""
         return PullAnswer(self.held, 0.0)
 
     def send(self, consumer: object, transfer: Transfer, tokens: int, now: float) -> float:
-        """Time at which pulled blocks arrive: `now` and the seconds that the peer has given (see `PullSource`)."""
+        """Time at which pulled blocks arrive: `now` plus the seconds that the peer's answer gives."""
         return now + self.seconds
 
 
 class PullClient:
-    """Client by which one rank, the consumer, asks its peers for blocks to pull."""
+    """Client with which one rank, the consumer, asks its peers for blocks to pull."""
 
     def __init__(self, name: str, offload: Offload, speed: float) -> None:
-        """Create a client. `name`: name of the consumer. `speed`: virtual seconds in one real second."""
+        """Create a client. `name`: name of the consumer. `speed`: virtual seconds per real second."""
         self._name, self._offload, self._speed = name, offload, speed
         self._spoken: set[tuple[str, int]] = set()
         self._is_broken = False
@@ -49,8 +49,8 @@ class PullClient:
     async def ask(self, source: RemoteSource, chunks: Sequence[int], own: int) -> AnsweredPull | None:
         """Ask a peer which leading chunks of a prompt can be pulled.
 
-        Returns None if the peer does not answer, after the time that an engine would wait. `chunks`: names of the
-        prompt's chunks. `own`: how many leading chunks the consumer itself has.
+        If the peer does not answer, returns None after the time that a real engine would wait. `chunks`: names of the
+        prompt's chunks. `own`: number of leading chunks that the consumer itself has.
         """
         self._offload.counters.pulls += 1
         limit = HANDSHAKE
@@ -91,26 +91,26 @@ class PullClient:
 
 
 class PullPort:
-    """Server by which one rank, the source, answers peers that ask for blocks to pull."""
+    """Server with which one rank, the source, answers peers that ask for blocks to pull."""
 
     def __init__(
         self, answer: Callable[[str, list[int], int], tuple[int, float]], ready: Callable[[], Awaitable[bool]]
     ) -> None:
         """Create a server. `answer` returns the number of leading chunks held, and the seconds to send them.
 
-        `answer` gets the consumer's name, the names of the prompt's chunks, and how many leading chunks the consumer
-        has; the seconds are for the chunks beyond those. `ready` is awaited before; False closes the connection
-        unanswered.
+        The arguments of `answer` are the consumer's name, the names of the prompt's chunks, and the number of leading
+        chunks that the consumer has; the seconds are for the other chunks. `ready` is awaited before each answer; False
+        closes the connection without an answer.
         """
         self._answer, self._ready = answer, ready
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str, port: int) -> None:
-        """Listen on a port. Raises `OSError` if the port is taken."""
+        """Listen on a port for questions of peers. Raises `OSError` if the port is taken."""
         self._server = await asyncio.start_server(self._serve, host, port, limit=_MOST)
 
     async def close(self) -> None:
-        """Stop listening. Questions that are open are not answered."""
+        """Stop listening. Open questions of peers are not answered."""
         if self._server is not None:
             self._server.close()
             self._server = None

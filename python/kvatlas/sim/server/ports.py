@@ -1,7 +1,7 @@
 """Free ports outside the system's range of ephemeral ports.
 
-Ephemeral ports serve outgoing connections too. A client that keeps trying to reach an engine that is down would sooner
-or later get the engine's port as its own and connect to itself, and the engine could not bind it again.
+Ephemeral ports serve outgoing connections too. A client that keeps trying to reach a stopped engine could be assigned
+the engine's port as its own and connect to itself, and then the engine could not bind the port again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EPHEMERAL = 32_768  # where Linux begins, unless told otherwise
 
 
 def free_block(host: str, count: int = 1) -> int:
-    """First of `count` neighbouring free ports of `host`. Raises `OSError` if there are none."""
+    """First of `count` consecutive free ports of `host`. Raises `OSError` if there are none."""
     end = max(_first_ephemeral() - count, _LOWEST + 1)
     chance = random.SystemRandom()
     for _ in range(1_000):

@@ -1,7 +1,7 @@
 """Process that runs engines: `python -m kvatlas.sim.server.process`, as `Fleet` starts it.
 
-It reads one line of JSON (the engines), answers with one line (their addresses, or the error), and serves until SIGTERM
-or until its standard input ends, which happens when its parent process ends in any way.
+The process reads one line of JSON (the engines), answers with one line (their addresses, or an error), and serves until
+SIGTERM or until its standard input ends, which happens when its parent process ends in any way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Publisher of a bare stream at full speed, for tests and benchmarks of readers."""
+"""Publisher of an event stream at full speed, without an engine, for tests and benchmarks of readers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvatlas.sim.server.sockets import EventSockets, SocketConfig, wanted
 
 
 class Publisher:
-    """Publishes payloads over PUB from any thread and answers replays from a thread of its own.
+    """Publisher of payloads over a PUB socket from any thread, which answers replays in a thread of its own.
 
-    Endpoints may leave the port to the system (`tcp://127.0.0.1:*`): `endpoint` and `replay_endpoint` return the real
-    ones. With `connect` it connects to `endpoint`, where its reader listens. There are no faults and no simulation:
-    batches are sent at once.
+    Endpoints may leave the choice of the port to the system (`tcp://127.0.0.1:*`): `endpoint` and `replay_endpoint`
+    return the actual ones. With `connect`, the publisher connects to `endpoint`, where its reader listens. There are no
+    faults and no simulation: batches are sent at once.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Publisher:
 
     @property
     def next_seq(self) -> int:
-        """The number of the next batch."""
+        """Sequence number of the next batch."""
         return self._sockets.next_seq
 
     def wait_for_reader(self, timeout: float = 60.0) -> None:
-        """Wait until another reader has connected: batches sent before are lost to it. Raises `TimeoutError`."""
+        """Wait until another reader has connected, as batches sent before do not reach it. Raises `TimeoutError`."""
         end = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -65,7 +65,7 @@ class Publisher:
             time.sleep(0.002)
 
     def publish(self, payload: bytes, *, live: bool = True) -> int:
-        """Send one batch, and return its number. Without `live`, only replays have it."""
+        """Send one batch, and return its sequence number. Without `live`, the batch is in replays only."""
         with self._lock:
             seq = self._sockets.record(payload)
             if live:
@@ -73,17 +73,20 @@ class Publisher:
         return seq
 
     def send(self, seq: int, payload: bytes) -> None:
-        """Send a batch under any number. Replays do not have it, and the next number does not change."""
+        """Send a batch under any sequence number.
+
+        Replays do not have the batch, and the next number does not change.
+        """
         with self._lock:
             self._sockets.send(seq, payload)
 
     def restart(self, next_seq: int = 0) -> None:
-        """Continue like a new process at the same addresses: no kept batches, numbers from `next_seq` on."""
+        """Continue like a new process at the same addresses: no batches are kept, and numbers begin at `next_seq`."""
         with self._lock:
             self._sockets.forget(next_seq)
 
     def close(self, linger: float = 1.0) -> None:
-        """Stop. `linger`: seconds to deliver batches under way."""
+        """Stop the publisher. `linger`: seconds to deliver batches that are not sent yet."""
         if self._stop.is_set():
             return
         self._stop.set()

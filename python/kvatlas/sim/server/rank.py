@@ -1,7 +1,8 @@
-"""Data-parallel rank: a cache with its requests, driven in real time, and its stream of events.
+"""Data-parallel rank: a cache with its requests, driven in real time, and its event stream.
 
-It works in steps. A step does everything due in the engine's time and publishes the resulting events as one batch. The
-next step comes when something is due again, at least `ServerConfig.step` later. Nothing runs between steps.
+A rank works in steps. A step processes everything that is due in virtual time, and publishes the resulting events as
+one batch. The next step comes when something is due again, at least `ServerConfig.step` later. Nothing runs between
+steps.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from kvatlas.sim.tiers import SharedPool
 
 
 class Owner(Protocol):
-    """Part of an engine that its ranks use."""
+    """Interface of an engine to its ranks."""
 
     config: ServerConfig
     clock: Clock
@@ -52,7 +53,7 @@ _REMEMBERED = 1_024  # pulls that are kept before those that have ended are drop
 
 @dataclass(slots=True)
 class _Pull:
-    """Request that pulls blocks from a peer, from the question to the peer until the end of the request."""
+    """Request that pulls blocks from a peer; it exists from the question to the peer until the end of the request."""
 
     prompt: list[int]
     asks: bool = True
@@ -109,7 +110,7 @@ class Rank:
     # The sockets
 
     def open(self, events_port: int, replay_port: int | None) -> None:
-        """Bind the live and the replay socket, as in a new process. Raises `zmq.ZMQError` if an address is taken."""
+        """Bind the live and the replay socket, as a new process does. Raises `zmq.ZMQError` if an address is taken."""
         config = self.config
         self._sockets = EventSockets(
             self._context,
@@ -130,7 +131,7 @@ class Rank:
             self._publish(suffer=False)
 
     def close(self) -> None:
-        """Close the live and the replay socket; batches under way are lost."""
+        """Close the live and the replay socket; batches that are not sent yet are lost."""
         self._cancel()
         self._unwatch()
         if self._sockets is not None:
@@ -139,13 +140,13 @@ class Rank:
 
     @property
     def sockets(self) -> EventSockets:
-        """Live and replay socket. Raises `RuntimeError` before they are open."""
+        """Live and replay socket of the rank. Raises `RuntimeError` before they are open."""
         if self._sockets is None:
             raise RuntimeError("the engine is not started")
         return self._sockets
 
     def watch(self) -> None:
-        """Start to answer replays, subject to the current faults."""
+        """Start to answer replay requests, subject to the current faults."""
         sockets = self.sockets
         self._unwatch()
         if self.engine.faults.replay_socket == "closed":
@@ -189,7 +190,10 @@ class Rank:
                 sockets.answer(request, sockets.kept(start))
 
     def _slowly(self, request: list[bytes], start: int) -> None:
-        """Answer a replay slowly, one batch after the other, until a new replay request or new faults."""
+        """Answer a replay request slowly, one batch after another.
+
+        The answer ends at a new replay request or a change of the faults.
+        """
         first = self.sockets.kept(start)[:1]
         self.sockets.answer(request, first, end=not first)
         if self._slow is not None:
@@ -211,10 +215,11 @@ class Rank:
         order: TransferOrder | None = None,
         pull: AnsweredPull | None = None,
     ) -> ServedRequest:
-        """Queue a request. Its output is decided at once; a request that cannot fit is refused.
+        """Queue a request, with its output chosen at once.
 
-        `received`: whether another engine has computed the prompt's blocks; without room for them they are computed
-        again. `order`: the sender's order about loads. `pull`: answer of `ask_peer`.
+        Raises an error for a request that cannot fit in the cache. `received`: True if another engine has computed the
+        prompt's blocks; they are computed again if there are too few free blocks. `order`: instructions of the
+        request's sender about loads. `pull`: result of `ask_peer`.
         """
         size = self.config.engine.block_size
         everything = [*prompt, *tokens.answer((list(prompt[-64:]), len(prompt), lora, seed), output)]
@@ -246,10 +251,10 @@ class Rank:
     async def ask_peer(
         self, source: RemoteSource, prompt: Sequence[int], lora: str | None, salt: str | None
     ) -> AnsweredPull | None:
-        """Ask a peer which blocks of a prompt can be pulled; None if none are needed, or the peer does not answer.
+        """Ask a peer which blocks of a prompt can be pulled.
 
-        Raises `SimulatedEngineError` if another prompt pulls under the same id: vLLM crashes then, so this engine
-        restarts.
+        Returns None if no blocks are needed, or the peer does not answer. Raises `SimulatedEngineError` if another
+        prompt pulls under the same id: vLLM crashes in this case, so this engine restarts.
         """
         peers, offload = self._peers, self.core.offload
         if peers is None or offload is None:
@@ -274,9 +279,10 @@ class Rank:
             pulling.asks = False
 
     def answer_peer(self, consumer: str, chunks: list[int], own: int) -> tuple[int, float]:
-        """Answer a peer: leading chunks in host memory, and the seconds to send those that the peer lacks.
+        """Answer a peer that asks for blocks of a prompt.
 
-        `chunks`: names of the prompt's chunks. `own`: how many leading chunks the peer has.
+        Returns the number of leading chunks in host memory, and the seconds to send those that the peer lacks.
+        `chunks`: names of the prompt's chunks. `own`: number of leading chunks that the peer has.
         """
         offload, now = self.core.offload, self.clock.now()
         if offload is None or offload.host is None:
@@ -291,7 +297,10 @@ class Rank:
         return held, offload.send(consumer, self.config.tiers.pull, tokens, now) - now
 
     async def output(self, request: ServedRequest) -> AsyncGenerator[list[int]]:
-        """Generated tokens, as they come. Raises `RequestFailedError`. Closing the generator aborts the request."""
+        """Yield the generated tokens of a request as they come. Closing the generator aborts the request.
+
+        Raises `RequestFailedError` if the request fails.
+        """
         pause = max(1 / (self.config.engine.decode_rate * self.config.speed), self.config.step)
         sent, prompt = 0, request.prompt_tokens
         try:
@@ -317,7 +326,10 @@ class Rank:
             self.abort(request)
 
     async def finish(self, request: ServedRequest) -> None:
-        """Wait for the end of a request. Raises `RequestFailedError`. Cancelling aborts the request."""
+        """Wait for the end of a request. Cancelling the call aborts the request.
+
+        Raises `RequestFailedError` if the request fails.
+        """
         try:
             while not request.over:
                 request.changed.clear()
@@ -342,7 +354,7 @@ class Rank:
     # The truth
 
     def depths(self, prompt: Sequence[int], lora: str | None, salt: str | None) -> tuple[int, int]:
-        """Leading full blocks of a prompt in the cache, and how many of them a request could use.
+        """Number of leading full blocks of a prompt in the cache, and how many of them a request could use.
 
         A request computes its last prompt token in any case.
         """
@@ -351,7 +363,7 @@ class Rank:
         return held, min(held, max(len(prompt) - 1, 0) // size)
 
     def offloaded(self, prompt: Sequence[int], lora: str | None, salt: str | None) -> tuple[int, int]:
-        """Numbers of a prompt's leading full blocks: in whole chunks of host memory, and cached or loadable."""
+        """Numbers of leading full blocks of a prompt: in whole chunks of host memory, and cached or loadable."""
         names = self._names.chain(prompt, self.config.engine.block_size, lora or None, salt or None)
         offload = self.core.offload
         host = [offload.host] if offload is not None and offload.host is not None else []
@@ -402,7 +414,10 @@ class Rank:
         self._plan()
 
     def end(self, why: str) -> None:
-        """Drop requests, cache and batches under way, like a process that dies. `why`: failure of the requests."""
+        """Drop requests, cache and unsent batches, like a process that dies.
+
+        `why`: reason given for the failed requests.
+        """
         requests = [*self.core.running, *self.core.loading, *self.core.waiting]
         self.close()
         self._begin()

@@ -1,4 +1,4 @@
-"""Served engine with an HTTP server like a real engine's."""
+"""Simulated engine with an HTTP server like a real engine's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvatlas.sim.server.peers import PullPort
 
 
 class EngineServer(ServedEngine):
-    """Simulated engine over real sockets and HTTP, in a running event loop.
+    """Simulated engine with real event sockets and an HTTP server, in a running event loop.
 
     `async with EngineServer(config) as engine:` serves until the end of the block. Share one `context` between the
     engines of a process.
@@ -32,7 +32,7 @@ class EngineServer(ServedEngine):
         self._pull_ports: list[PullPort] = []
 
     async def start(self) -> None:
-        """Bind everything and serve. Raises `SimulatedEngineError` if a port is taken."""
+        """Bind all sockets and serve. Raises `SimulatedEngineError` if a port is taken."""
         try:
             await super().start()
             runner = web.AppRunner(make_app(self), access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
@@ -75,7 +75,7 @@ class EngineServer(ServedEngine):
             self._pull_ports.append(port)
 
     async def _answers_peers(self) -> bool:
-        """Wait while the engine is paused. Returns False if it is down, or refuses pulls."""
+        """Wait while the engine is paused. Returns False if the engine is down, or refuses pulls."""
         await self.going.wait()
         while self.faults.pulls == "silent":
             await asyncio.sleep(0.02)

@@ -1,8 +1,9 @@
-"""Sockets of one rank: PUB for the live stream, ROUTER for replays, with the batches kept for them.
+"""Sockets of one rank: PUB for the live event stream, ROUTER for replays, with the batches kept for replays.
 
-Live messages are [topic, sequence number (8 bytes, big-endian), payload]. A replay request has the first number wanted,
-and is answered by one message a batch and an end marker. A request for older batches than the kept ones is answered
-from the oldest on; one that is not exactly [identity, delimiter, number] is not answered, as in engines.
+Live messages are [topic, sequence number (8 bytes, big-endian), payload]. A replay request names the first sequence
+number wanted; the answer has one message for each batch, and an end marker. If the wanted batch is no longer kept, the
+answer begins with the oldest one kept. A request that is not exactly [identity, delimiter, number] is not answered, as
+in engines.
 
 There is no thread and no loop here: the owner of the sockets decides when to send and when to look for requests.
 """
@@ -20,17 +21,17 @@ END = b"\xff" * 8
 
 @dataclass(frozen=True, slots=True)
 class SocketConfig:
-    """Settings of a rank's sockets.
+    """Settings of the sockets of a rank.
 
     Attributes:
-        endpoint: Address of the live stream.
-        replay_endpoint: Address of the replay socket; None: there is no such socket.
-        topic: Topic of the live stream.
+        endpoint: Address of the live event stream.
+        replay_endpoint: Address of the replay socket; None for no replay socket.
+        topic: ZMQ topic of the live stream.
         buffer_steps: Maximum number of batches kept for replays.
-        hwm: Maximum number of batches that wait for one reader of the live stream; more are dropped.
-        old_replies: Whether replies have no topic frame.
-        connect: Whether the live stream connects to its endpoint, where a reader listens, instead of binding it.
-        sees_readers: Whether the live stream notices new readers. The socket is an XPUB then; engines have PUB.
+        hwm: Maximum number of batches queued for one reader of the live stream; more are dropped.
+        old_replies: True if replies to replay requests have no topic frame.
+        connect: True if the live stream connects to its endpoint, where a reader listens, instead of binding it.
+        sees_readers: True if the live stream detects new readers. The socket is then an XPUB; engines have PUB.
     """
 
     endpoint: str
@@ -44,9 +45,9 @@ class SocketConfig:
 
 
 class EventSockets:
-    """Sockets of one rank: PUB for live batches, ROUTER for replays. Only `kept` and `record` may run in other threads.
+    """Sockets of one rank: PUB for live batches, ROUTER for replays.
 
-    Calls of these two need a lock.
+    Only `kept` and `record` may be called from other threads, and calls of these two need a lock.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: SocketConfig) -> None:
@@ -84,7 +85,7 @@ class EventSockets:
             self.router = None
 
     def close(self, linger: int = 0) -> None:
-        """Close both sockets. `linger`: milliseconds to deliver batches under way."""
+        """Close the live and the replay socket. `linger`: milliseconds to deliver batches that are not sent yet."""
         self.close_replay()
         if self._pub is not None:
             self._pub.close(linger=linger)
@@ -113,7 +114,7 @@ class EventSockets:
         return seq
 
     def send(self, seq: int, payload: bytes) -> None:
-        """Send a batch with sequence number `seq` to the readers connected now."""
+        """Send a batch with sequence number `seq` to the readers that are connected now."""
         if self._pub is not None:
             self._pub.send_multipart((self.config.topic, seq.to_bytes(8), payload))
 
@@ -125,13 +126,13 @@ class EventSockets:
         return came
 
     def kept(self, start: int) -> list[tuple[int, bytes]]:
-        """Batches from sequence number `start` on that are still kept for replays, each with its number."""
+        """Batches from sequence number `start` on that are still kept for replays, each with its sequence number."""
         if not self._buffer or start >= self.next_seq:
             return []
         return list(islice(self._buffer, max(start - self._buffer[0][0], 0), None))
 
     def descriptor(self, socket: zmq.Socket[bytes]) -> int:
-        """File descriptor to watch for a socket's events. As it is edge-triggered, read until nothing is left."""
+        """File descriptor to watch for events of a socket. It is edge-triggered: read until no message is left."""
         descriptor = socket.getsockopt(zmq.FD)
         if not isinstance(descriptor, int):
             raise TypeError(f"ZMQ gave {descriptor!r} for a file descriptor")

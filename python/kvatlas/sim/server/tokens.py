@@ -1,10 +1,11 @@
-"""Toy tokenizer: a token is a byte of UTF-8 (ids 0 to 255), and a few ids above mark the turns of a chat.
+"""Toy tokenizer: a token is a byte of UTF-8 (ids 0 to 255), and a few higher ids mark the turns of a chat.
 
-It is reversible: an answer that a client sends back as text becomes the same tokens as generated, so the next turn of a
-    conversation finds the whole last turn in the cache, on any engine. Prompts given as token ids may use
-any 32-bit id; those without a text read as U+FFFD.
+The encoding is reversible: an answer that a client sends back as text becomes the same tokens that were generated, so
+the next request of a conversation finds the whole previous turn in the cache, on any engine. Prompts given as token ids
+may use any 32-bit id; ids without a text are decoded as U+FFFD.
 
-`write_tokenizer` writes it as Hugging Face's files, so that a router in front turns messages into the same tokens.
+`write_tokenizer` writes the tokenizer as Hugging Face's files, so that a router in front turns messages into the same
+tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 ROLES = {"system": 256, "developer": 256, "user": 257, "assistant": 258, "tool": 259}
 END = 260
 MARKS = {"<|system|>": 256, "<|user|>": 257, "<|assistant|>": 258, "<|tool|>": 259, "<|end|>": END}
-"""Special tokens by their text, which are also found in a prompt's own text, as with real tokenizers."""
+"""Special tokens: ids by text. The texts are also recognized inside a prompt, as with real tokenizers."""
 MAX_TOKEN = (1 << 32) - 1
 TEMPLATE = """\
 {%- for message in messages -%}
@@ -32,14 +33,14 @@ TEMPLATE = """\
 {{- '<|end|>' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
-"""Chat template, for Jinja."""
+"""Chat template of the toy tokenizer, for Jinja."""
 
 _LETTERS = b"eeeeetttaaooiinnsshhrrddllcumwfgypbvk" + b" " * 8
 _MARK = re.compile("(" + "|".join(re.escape(mark) for mark in MARKS) + ")")
 
 
 def encode(text: str) -> list[int]:
-    """Encode a text as token ids; text of a special token becomes that token."""
+    """Encode a text as token ids; the text of a special token becomes that token."""
     if "<|" not in text:
         return list(text.encode("utf-8", errors="replace"))
     found: list[int] = []
@@ -50,7 +51,7 @@ def encode(text: str) -> list[int]:
 
 
 def decode(tokens: Iterable[int]) -> str:
-    """Decode token ids to text, without the special tokens that mark turns."""
+    """Decode token ids to text, without the special tokens."""
     data = bytearray()
     for token in tokens:
         if token < 256:
@@ -70,15 +71,15 @@ def chat(messages: Sequence[tuple[str, str]]) -> list[int]:
 
 
 def answer(seed: object, count: int) -> list[int]:
-    """Generate `count` tokens, letters that depend on the seed alone, so that equal prompts get equal answers."""
+    """Generate `count` tokens (letters) that depend only on the seed, so that equal prompts get equal answers."""
     return random.Random(repr(seed)).choices(_LETTERS, k=count)
 
 
 def write_tokenizer(folder: str | Path) -> Path:
-    """Write `tokenizer.json` and `tokenizer_config.json` (with the chat template) into `folder`, and return it.
+    """Write `tokenizer.json` and `tokenizer_config.json` (with the chat template) to `folder`. Returns the folder.
 
     Raises:
-        OSError: They cannot be written.
+        OSError: The files cannot be written.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +119,7 @@ def write_tokenizer(folder: str | Path) -> Path:
 
 
 def _byte_letters() -> list[str]:
-    """Letters by which byte-level tokenizers write each byte: a visible letter itself, others from U+0100 on."""
+    """Characters with which byte-level tokenizers write bytes: printable ones as is, others from U+0100 on."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""Requests that engines send themselves, for events without a client."""
+"""Requests that engines generate themselves, to have events without a client."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _MOST = 1_000  # requests that wait or run at a rank
 
 @dataclass(frozen=True, slots=True)
 class TrafficConfig:
-    """Settings of requests that engines send themselves: of a trace, or generated at a rate over the fleet.
+    """Settings of requests that engines generate themselves: from a trace, or at a rate over the whole fleet.
 
-    Either starts over at its end. Requests go to the engines in turns, at the engines' own speed. In the closed loop,
-    requests that wait for each other go to the same engine.
+    Both start over at their end. Requests go to the engines in turn, at the engines' own speed. In the closed loop, a
+    request goes to the same engine as the requests that it depends on.
     """
 
     trace: str | None = None
@@ -45,16 +45,19 @@ class TrafficConfig:
     seed: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration as plain data, for JSON."""
+        """Convert the configuration to plain data, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Make a configuration from the result of `as_dict`."""
+        """Create a configuration from the result of `as_dict`."""
         return cls(**data)
 
     def read(self) -> Trace | None:
-        """Read the trace, if one is named. Raises `TraceError`, and `ConfigError` if it does not fit the loop."""
+        """Read the trace, if one is configured.
+
+        Raises `TraceError`, and `ConfigError` if the trace does not fit the loop.
+        """
         if self.trace is None:
             return None
         trace = read_trace(self.trace, limit=self.limit, skip_bad=self.skip_bad, unit=self.unit)
@@ -63,7 +66,7 @@ class TrafficConfig:
 
 
 def prompt_tokens(line: TraceRequest, block: int = TRACE_BLOCK) -> list[int]:
-    """Generated tokens for a line of a trace, whose ids stand for `block` tokens: equal ids give equal tokens."""
+    """Generate the prompt tokens of a line of a trace, `block` tokens for each id: equal ids give equal tokens."""
     ids: Hashes = np.array(line.hash_ids, dtype=np.uint64)
     found = (expand(ids, block)[: line.input_length] % np.uint64(VOCABULARY)).tolist()
     # The last block, which may be partial, may have no id: like no other block, but engines do not cache it anyway.
@@ -71,7 +74,7 @@ def prompt_tokens(line: TraceRequest, block: int = TRACE_BLOCK) -> list[int]:
 
 
 class Traffic:
-    """Sender of this process's share of the requests to the engines of this process."""
+    """Sender of the share of the requests that belongs to the engines of this process."""
 
     def __init__(self, config: TrafficConfig, engines: Mapping[int, ServedEngine], count: int) -> None:
         self.config = config
@@ -114,7 +117,10 @@ class Traffic:
             yield functools.partial(_generated, self.config.request_rate or 1.0, seed)
 
     async def _run_closed(self, trace: Trace) -> None:
-        """Replay a trace in the closed loop, again and again: requests start a pause after those that they wait for."""
+        """Replay a trace in the closed loop, again and again.
+
+        A request starts a pause after those that it depends on.
+        """
         own: dict[int, ServedEngine] = {}
         for turn, group in enumerate(groups(trace.requests)):
             if (engine := self.engines.get((turn + 1) % self.count)) is not None:
@@ -174,7 +180,7 @@ class Traffic:
 
 
 def _generated(rate: float, seed: int) -> list[TraceRequest]:
-    """Requests of the default workload, with times scaled to a mean rate of `rate` requests a second."""
+    """Requests of the default workload, with times scaled to a mean rate of `rate` requests per second."""
     usual = WorkloadConfig(requests=2_000, seed=seed)
     stretch = usual.request_rate / rate
     return [replace(line, timestamp=round(line.timestamp * stretch)) for line in generate(usual).requests]

@@ -1,6 +1,6 @@
-"""Orders of a request about loading its blocks: the part of vLLM's `kv_transfer_params` that concerns offloading.
+"""Instructions in a request about loading its blocks: the part of vLLM's `kv_transfer_params` about offloading.
 
-As in the engine, nothing is validated: what cannot be read is ignored.
+As in vLLM, the values are not validated: parts that cannot be read are ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RemoteSource:
-    """Peer to pull from, and the id under which both engines know the request."""
+    """Peer to pull blocks from, and the id under which both engines know the request."""
 
     request_id: str
     host: str
@@ -20,12 +20,12 @@ class RemoteSource:
 
 @dataclass(frozen=True, slots=True)
 class TransferOrder:
-    """Order, from the sender of a request, about loading the request's blocks.
+    """Instructions of a request's sender about loading the request's blocks.
 
     Attributes:
-        source: Peer to pull from; None: no pull.
-        max_load: Maximum number of tokens to load beyond those in the cache; None: no limit.
-        load_pool: Whether blocks may be loaded from the pool.
+        source: Peer to pull blocks from; None for no pull.
+        max_load: Maximum number of tokens to load in addition to those in the cache; None for no limit.
+        load_pool: True if blocks may be loaded from the shared pool.
     """
 
     source: RemoteSource | None = None
@@ -34,7 +34,7 @@ class TransferOrder:
 
 
 def read_order(params: object) -> TransferOrder:
-    """Parse a request's `kv_transfer_params` as an order about loads. Invalid parts are ignored."""
+    """Parse the instructions about loads in a request's `kv_transfer_params`. Invalid parts are ignored."""
     if not isinstance(params, Mapping):
         return TransferOrder()
     tiers = params.get("kv_load_tiers")

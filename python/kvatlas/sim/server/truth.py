@@ -1,4 +1,4 @@
-"""True state of an engine, from the engine itself: the oracle for readers of its streams."""
+"""True state of an engine, from the engine itself, for comparison with what readers of its events have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Query(NamedTuple):
-    """Prompt to query a rank for."""
+    """Prompt for which a rank is asked how many blocks it holds."""
 
     tokens: Sequence[int]
     lora: str | None = None
@@ -18,16 +18,18 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Blocks of a prompt that a rank holds.
+    """Blocks of a prompt that a rank holds, at one moment.
 
     Attributes:
-        held: Leading full blocks held.
-        usable: Blocks that a request could use: the prompt's last token is always computed.
-        epoch: The engine's restarts so far.
-        seq: The last batch published in this epoch; None before the first.
-        quiet: Whether nothing is under way. Then a reader of all batches up to `seq` has the same blocks.
-        host: Leading full blocks in whole chunks of host memory, which peers can pull.
-        loadable: Leading full blocks that are held, or can be loaded from host memory or a pool.
+        held: Number of leading full blocks in the rank's cache.
+        usable: Number of leading blocks that a request could use; fewer than `held` if the prompt's last token would be
+            among them, as it is always computed.
+        epoch: Number of restarts of the engine so far.
+        seq: Sequence number of the last event batch published in this epoch; None before the first.
+        quiet: True if no request, unpublished event or unsent batch remains. Then a reader of all batches up to `seq`
+            has the same blocks.
+        host: Number of leading full blocks in whole chunks of host memory, which peers can pull.
+        loadable: Number of leading full blocks that are in the cache, or can be loaded from host memory or a pool.
     """
 
     held: int
@@ -41,18 +43,18 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """State of a rank.
+    """State of a rank at one moment.
 
     Attributes:
-        rank: Its number.
-        epoch: The engine's restarts so far.
-        seq: The last batch published in this epoch; None before the first.
-        held: Distinct blocks held.
-        copies: Blocks held by the events: in the vllm dialect further copies of a block count too.
-        running: Requests in progress.
-        waiting: Requests that wait.
-        quiet: Whether no request, unpublished event or delayed batch is left.
-        counts: Numbers of faults and of requested replays.
+        rank: Number of the rank.
+        epoch: Number of restarts of the engine so far.
+        seq: Sequence number of the last event batch published in this epoch; None before the first.
+        held: Number of distinct blocks in the cache.
+        copies: Number of blocks in the cache according to the events: in the vllm dialect, every physical copy counts.
+        running: Number of requests in progress.
+        waiting: Number of requests that wait.
+        quiet: True if no request, unpublished event or delayed batch remains.
+        counts: Numbers of injected faults and of requested replays, by name.
     """
 
     rank: int
@@ -68,13 +70,13 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Answer to a request, with its usage.
+    """Answer to a request, with its numbers of tokens.
 
     Attributes:
-        text: The text that was generated.
-        prompt_tokens: Tokens of the prompt.
-        completion_tokens: Tokens generated.
-        cached_tokens: Tokens of the prompt that were found in the cache.
+        text: Generated text.
+        prompt_tokens: Number of tokens of the prompt.
+        completion_tokens: Number of generated tokens.
+        cached_tokens: Number of prompt tokens that were found in the cache.
     """
 
     text: str

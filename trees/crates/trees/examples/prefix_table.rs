@@ -1,7 +1,8 @@
-//! A benchmark of a table of prefixes by AIBrix's own measures: a match, an event, the size of an entry.
+//! Benchmark of the prefix table with the measures that AIBrix publishes: time of a match, time of an event, memory of
+//! an entry.
 //!
-//! Blocks are 64 bytes (16 tokens) everywhere; a match includes hashing its tokens, as in AIBrix's measurement.
-//! AIBrix's figures are printed beside: as published, and as measured on a similar machine.
+//! Blocks have 64 bytes (16 tokens); a match includes hashing its tokens, as in AIBrix's measurement. AIBrix's own
+//! figures are printed as well: as published, and as measured on a similar machine.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -17,13 +18,13 @@ fn table(max_prefixes: usize) -> SyncPrefixHashTable {
     SyncPrefixHashTable::new(config).expect("usable limits")
 }
 
-/// The tokens of a prompt, different for each number.
+/// Tokens of a prompt, as bytes; different for each number.
 fn prompt(number: u64, blocks: usize) -> Vec<u8> {
     let words = (0..blocks as u64 * 8).map(|i| (number << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words.flat_map(u64::to_be_bytes).collect()
 }
 
-/// The median of many runs in microseconds.
+/// Median time of several runs of a function, in microseconds.
 fn median(runs: usize, mut run: impl FnMut()) -> f64 {
     let mut times: Vec<f64> = (0..runs)
         .map(|_| {
@@ -53,9 +54,9 @@ fn full_hit(blocks: usize, pods: usize) -> (f64, f64) {
     (whole, hashing)
 }
 
-/// Microseconds per event with `blocks` new blocks, while a context fills to a million blocks or stays at its limit:
-/// the mean, which includes the table's growth, and the median over every 16 events, which excludes the machine's other
-/// work.
+/// Time of an event with `blocks` new blocks, in microseconds, while a context (model with adapter) fills to a million
+/// blocks or stays at its limit: the mean, which includes the table's growth, and the median over every 16 events,
+/// which excludes other work of the machine.
 fn event(blocks: usize, max_prefixes: usize, events: usize) -> (f64, f64) {
     let table = table(max_prefixes);
     let mix = |i: u64| (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -76,7 +77,8 @@ fn event(blocks: usize, max_prefixes: usize, events: usize) -> (f64, f64) {
     (spent / events as f64, middle / 16.0)
 }
 
-/// Bytes of an entry while a table grows to a million entries: the maximum and the mean.
+/// Memory of an entry (a prefix with its holders), in bytes, while a table grows to a million entries: the maximum and
+/// the mean.
 fn bytes(pods: usize, agree: bool) -> (f64, f64) {
     let table = table(1 << 20);
     let (mut most, mut sum, mut looked) = (0_f64, 0.0, 0);

@@ -1,9 +1,9 @@
 //! Prefix trees and tables of existing routers and engines, under their known names and methods.
 //!
-//! The index of `kvatlas-index` learns from engines what they cache; these structures learn from a router's decisions
-//! or an engine's allocator.
+//! The index of `kvatlas-index` is updated by engines' events about their caches; these structures are updated by a
+//! router's decisions or by an engine's allocator.
 //!
-//! | structure | answers | fed by |
+//! | structure | answers | updated by |
 //! |---|---|---|
 //! | [`string_tree::StringTree`] | which tenant has the longest prefix of a text | the router's own decisions |
 //! | [`token_tree::TokenTree`] | which tenant has the longest prefix of a list of token ids, in pages | the router's own decisions |

@@ -1,4 +1,4 @@
-//! [`StringTree`]: the tenant with the longest prefix of a text.
+//! [`StringTree`]: a radix tree that finds the tenant with the longest prefix of a text.
 
 use super::tree::{Cursor, Entry, EvictionPolicy, PrefixMatch, SharedTree, TenantId, Text, TreeError, snapshot_header};
 
@@ -24,13 +24,13 @@ tree_methods! {
 }
 
 impl StringTree {
-    /// Makes an empty tree that evicts the least recently used leaf first.
+    /// Creates an empty tree that evicts the least recently used leaf first.
     #[must_use]
     pub fn new() -> Self {
         Self::with_policy(EvictionPolicy::Lru)
     }
 
-    /// Makes an empty tree that evicts by `policy`.
+    /// Creates an empty tree that evicts in the order of `policy`.
     #[must_use]
     pub fn with_policy(policy: EvictionPolicy) -> Self {
         Self { tree: SharedTree::new(Text::new(), policy) }
@@ -42,7 +42,7 @@ impl StringTree {
         self.tenant_size(tenant)
     }
 
-    /// The longest prefix of `text` in the tree, and its tenant, as in [`prefix_match`](Self::prefix_match).
+    /// Finds the longest prefix of `text` in the tree, and its tenant like [`prefix_match`](Self::prefix_match).
     #[must_use]
     pub fn prefix_match_legacy<'a>(&self, text: &'a str) -> (&'a str, Option<TenantId>) {
         let (bytes, tenant) = self.tree.prefix(text.as_bytes());

@@ -1,4 +1,4 @@
-//! [`TokenTree`]: the tenant with the longest prefix of a prompt's tokens, in pages.
+//! [`TokenTree`]: a radix tree that finds the tenant with the longest prefix of a prompt's tokens, in pages.
 
 use super::tree::{
     Cursor, Entry, EvictionPolicy, PrefixMatch, SharedTree, TenantId, Tokens, TreeError, snapshot_header,
@@ -30,19 +30,19 @@ tree_methods! {
 }
 
 impl TokenTree {
-    /// Makes an empty tree with pages of 16 tokens that evicts the least recently used leaf first.
+    /// Creates an empty tree with pages of 16 tokens that evicts the least recently used leaf first.
     #[must_use]
     pub fn new() -> Self {
         Self::with_policy(EvictionPolicy::Lru)
     }
 
-    /// Makes an empty tree with pages of 16 tokens that evicts by `policy`.
+    /// Creates an empty tree with pages of 16 tokens that evicts in the order of `policy`.
     #[must_use]
     pub fn with_policy(policy: EvictionPolicy) -> Self {
         Self { tree: SharedTree::new(Tokens::of(PAGE), policy) }
     }
 
-    /// Makes an empty tree with pages of `page_size` tokens that evicts by `policy`.
+    /// Creates an empty tree with pages of `page_size` tokens that evicts in the order of `policy`.
     ///
     /// # Errors
     /// [`TreeError::PageSize`] if `page_size` is not a power of two from 1 to 128.
@@ -62,7 +62,7 @@ impl TokenTree {
         self.tenant_size(tenant)
     }
 
-    /// The longest prefix of `tokens` in the tree, and its tenant, as in [`prefix_match`](Self::prefix_match).
+    /// Finds the longest prefix of `tokens` in the tree, and its tenant like [`prefix_match`](Self::prefix_match).
     #[must_use]
     pub fn prefix_match_legacy<'a>(&self, tokens: &'a [u32]) -> (&'a [u32], Option<TenantId>) {
         let (length, tenant) = self.tree.prefix(tokens);

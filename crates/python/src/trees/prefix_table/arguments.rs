@@ -1,4 +1,4 @@
-//! The arguments of the table: config, events, numbers, pods.
+//! Conversion of the prefix table's arguments: settings, events, numbers, names of pods.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(super) fn refused(error: &Error) -> PyErr {
     }
 }
 
-/// The arguments of the constructor; `None` leaves a setting to the environment.
+/// Arguments of the prefix table's constructor. A setting that is `None` is taken from an environment variable.
 pub(super) struct ConstructorArguments<'a, 'py> {
     pub(super) max_contexts: Option<&'a Bound<'py, PyAny>>,
     pub(super) max_prefixes_per_context: Option<&'a Bound<'py, PyAny>>,
@@ -78,7 +78,7 @@ fn seconds(value: &Bound<'_, PyAny>, what: &str) -> PyResult<Duration> {
     if time.is_zero() { Err(refused()) } else { Ok(time) }
 }
 
-/// The fields of an event, kept while their contents are borrowed.
+/// Fields of an event that identify model, adapter and pod, kept alive while their contents are borrowed.
 pub(super) struct Origin<'py> {
     event: Bound<'py, PyAny>,
     model: Bound<'py, PyAny>,

@@ -1,4 +1,4 @@
-//! `SyncPrefixHashTable`: arguments converted, the table called, the answer converted.
+//! `SyncPrefixHashTable`, the prefix table as a Python class: conversion of arguments and answers.
 
 use arguments::{ConstructorArguments, Origin, config, field, number, pods, refused};
 use kvatlas_trees::prefix_table::SyncPrefixHashTable as Core;
@@ -17,19 +17,19 @@ use crate::scalars::{block_hash, describe, string};
 use crate::sequences::contents;
 use crate::stats::grouped;
 
-/// Number of bytes of tokens that take about 10 µs to hash and match.
+/// Number of bytes of tokens whose hashing and matching takes about 10 µs, long enough to detach from the interpreter.
 const LONG_BYTES: usize = 32 << 10;
 
 /// A table of the prefixes that each pod holds, by chained hashes of their blocks.
 ///
-/// There is a context for each model and LoRA adapter. It maps each prefix hash to the pods that hold the prefix. The
-/// table learns from engines' events and from the router's own decisions. A prefix hash is the XXH64, with the table's
+/// Each model and LoRA adapter has a context, which maps each prefix hash to the pods that hold the prefix. The table
+/// is updated from engines' events and from the router's own decisions. A prefix hash is the XXH64, with the table's
 /// seed, of the prefix hash before it (8 little-endian bytes; the seed if there is none) and the bytes of a block.
-/// Blocks have block_size bytes, and a token is 4 big-endian bytes.
+/// Blocks have block_size bytes, and a token has 4 big-endian bytes.
 ///
-/// Limits are enforced at the end of every call: the least recently used context is evicted, and the prefixes not seen
-/// for longest, the deepest first if they were last seen together. A thread evicts prefixes that were not used for
-/// eviction_duration. It ends with close() or with the table.
+/// Limits are enforced at the end of every call: first the least recently used contexts are evicted, then the prefixes
+/// unused for longest, of equally old ones the deepest first. A background thread evicts prefixes that were not used
+/// for eviction_duration; close() or the end of the table stops this thread.
 ///
 /// Any number of threads may use a table at once. A refused call changes nothing.
 ///
@@ -118,11 +118,11 @@ impl SyncPrefixHashTable {
         self.core.is_closed()
     }
 
-    /// The prefix hash of each full block.
+    /// Computes the prefix hash of each full block of tokens.
     ///
     /// Args:
-    ///     tokens: Bytes, 4 big-endian ones for each token, or token ids: an integer array of 32 or 64 bits or a list
-    ///         of ints.
+    ///     tokens: Bytes, 4 in big-endian order for each token, or token ids: an integer array of 32 or 64 bits or a
+    ///         list of ints.
     ///
     /// Returns:
     ///     numpy.ndarray of uint64, shape (bytes // block_size,). A part of a block at the end has no hash.
@@ -137,20 +137,19 @@ impl SyncPrefixHashTable {
         array(py, &hashes)
     }
 
-    /// The share of a prompt that each ready pod has, in percent of its full blocks.
+    /// Finds the share of a prompt that each ready pod holds, in percent of its full blocks.
     ///
-    /// A pod's share ends at the first block that it does not hold. It is rounded down, but at least 1; pods without
-    /// the first block are not in the answer. O(blocks), and O(pods) where the set of pods changes.
+    /// A pod's share ends at the first block that the pod does not hold. It is rounded down, but at least 1; pods
+    /// without the first block are left out. O(blocks), and O(pods) where the set of pods changes.
     ///
     /// Args:
     ///     model: The model's name.
     ///     lora_id: The adapter's number, -1 for none.
-    ///     tokens: As get_prefix_hashes() takes them.
+    ///     tokens: Tokens, as in get_prefix_hashes().
     ///     ready_pods: The pods to consider: names, or a mapping by name. None means all.
     ///
     /// Returns:
-    ///     tuple[dict[str, int], numpy.ndarray]: Percents by pod, and the prompt's prefix hashes, as add_prefix() takes
-    ///     them.
+    ///     tuple[dict[str, int], numpy.ndarray]: Percents by pod, and the prompt's prefix hashes, for add_prefix().
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
@@ -173,10 +172,10 @@ impl SyncPrefixHashTable {
         Ok((percents, array(py, &hashes)?))
     }
 
-    /// Does the same as match_prefix() in the form of the other indexes: a match, in percent.
+    /// Finds the same shares as match_prefix(), as a match in percent like that of other indexes.
     ///
     /// Args:
-    ///     tokens: As get_prefix_hashes() takes them.
+    ///     tokens: Tokens, as in get_prefix_hashes().
     ///     model: The model's name.
     ///     lora_id: The adapter's number, -1 for none.
     ///
@@ -201,15 +200,15 @@ impl SyncPrefixHashTable {
         COUNTS.import(py, "kvatlas.types", "Counts")?.call1((percents, 100, "percent"))
     }
 
-    /// Records that the router sent a prompt to a pod, which is expected to hold its prefixes from now on.
+    /// Records that the router sent a prompt to a pod, which is then expected to hold the prompt's prefixes.
     ///
-    /// They are removed when the pod's engine removes them, or when they expire.
+    /// The prefixes are removed when the pod's engine removes them, or when they expire.
     ///
     /// Args:
     ///     model: The model's name.
     ///     lora_id: The adapter's number, -1 for none.
     ///     pod: The pod's name.
-    ///     prefix_hashes: As match_prefix() and get_prefix_hashes() give them: a uint64 array or a list of ints.
+    ///     prefix_hashes: Prefix hashes from match_prefix() or get_prefix_hashes(): a uint64 array or a list of ints.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
@@ -229,7 +228,7 @@ impl SyncPrefixHashTable {
         Ok(())
     }
 
-    /// Removes a pod from one context. O(prefixes of the context).
+    /// Removes a pod's prefixes for one model and adapter. O(prefixes of the context).
     ///
     /// Args:
     ///     model: The model's name.
@@ -253,20 +252,20 @@ impl SyncPrefixHashTable {
 
     /// Records that a pod's engine has cached consecutive blocks, the first of them after the event's parent.
     ///
-    /// If the pod announces a name again that it has not removed, this is one more copy if the content is the same.
-    /// Otherwise, the name stands for the new content from now on.
+    /// If the pod announces a block hash again that it has not removed, and the content is the same, this counts as one
+    /// more copy. Otherwise, the block hash stands for the new content from now on.
     ///
     /// Args:
     ///     event: A BlockStored, or anything with its fields.
     ///
     /// Returns:
-    ///     int: How many of the blocks are now known: none if the pod does not hold the parent, and not all if one
-    ///     event has more prefixes than a context may have.
+    ///     int: The number of the event's blocks that are now known: 0 if the pod does not hold the parent, and not all
+    ///     if one event has more prefixes than a context may have.
     ///
     /// Raises:
     ///     InvalidTypeError: A field is of the wrong type.
-    ///     InvalidArgumentError: Not one item of tokens for each block hash, a block whose tokens are not a multiple of
-    ///         block_size bytes, or a number out of range.
+    ///     InvalidArgumentError: Tokens are not one item for each block hash, a block whose tokens are not a multiple
+    ///         of block_size bytes, or a number out of range.
     fn process_block_stored(&self, py: Python<'_>, event: &Bound<'_, PyAny>) -> PyResult<usize> {
         let event = Origin::new(event)?;
         let (model, lora_id, pod) = event.names()?;
@@ -293,7 +292,7 @@ impl SyncPrefixHashTable {
         stored.map_err(|error| refused(&error))
     }
 
-    /// Records that a pod's engine has evicted one copy of each of these blocks. Other pods keep theirs.
+    /// Records that a pod's engine has evicted one copy of each of an event's blocks. Other pods keep their copies.
     ///
     /// Blocks that the pod does not hold are counted in stats()["unknown_removals"] and change nothing.
     ///
@@ -314,7 +313,7 @@ impl SyncPrefixHashTable {
     /// Records that a pod's engine has dropped its whole cache. O(prefixes of the contexts).
     ///
     /// Args:
-    ///     event: An AllBlocksCleared, or anything with its fields. A model_name of None means every context.
+    ///     event: An AllBlocksCleared, or anything with its fields. A model_name of None means all models.
     ///
     /// Raises:
     ///     InvalidTypeError: A field is of the wrong type.
@@ -340,12 +339,12 @@ impl SyncPrefixHashTable {
         py.detach(|| self.core.evict_expired())
     }
 
-    /// Sizes and counts.
+    /// Sizes and counts of the table.
     ///
     /// Returns:
     ///     dict[str, int]: "contexts"; "prefixes" (entries: prefix hashes that a pod holds); "other_names" (names of a
     ///     prefix beyond its first); "pod_sets" (different sets of pods); "pods" (once per context); "bytes" (memory of
-    ///     all of it); and since the table was created: "unknown_parents" (stored events without effect),
+    ///     the whole table); and since the table was created: "unknown_parents" (stored events without effect),
     ///     "unknown_removals" (blocks), "evicted_by_age" and "evicted_by_limit" (prefixes), "evicted_contexts".
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.core.stats());
@@ -364,9 +363,9 @@ impl SyncPrefixHashTable {
         Ok(dict)
     }
 
-    /// Stops the background thread and waits for it. Closing again does nothing.
+    /// Stops the background thread that evicts expired prefixes, and waits for its end. Further calls do nothing.
     ///
-    /// The table can still be used: its limits hold, and evict_expired() replaces the thread.
+    /// The table can still be used: its limits hold, and evict_expired() does the work of the thread.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.core.close());
     }
@@ -389,7 +388,7 @@ impl SyncPrefixHashTable {
 }
 
 impl SyncPrefixHashTable {
-    /// The share of each pod, and the prompt's prefix hashes.
+    /// Finds the share of each pod in percent, and the prompt's prefix hashes.
     fn percents<'py>(
         &self,
         py: Python<'py>,

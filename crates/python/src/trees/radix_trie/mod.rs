@@ -1,8 +1,8 @@
-//! `RadixTrie` and `TrieNode`.
+//! `RadixTrie` and `TrieNode`, a trie of cached pages as Python classes.
 //!
-//! Blocks are objects of the caller's, and letting go of one may run code of the caller's, which may use the trie. So
-//! nothing that could run Python code happens while the trie is locked: no object is made or let go of there, only
-//! references are counted up and moved.
+//! Blocks are objects of the caller, and freeing one may run the caller's code, which may use the trie. So nothing that
+//! could run Python code happens while the trie is locked: no object is created or freed, only reference counts are
+//! increased and references moved.
 
 mod node;
 mod tokens;
@@ -24,15 +24,15 @@ use crate::stats::grouped;
 
 /// A trie of the cached pages that a prompt can use, for an allocator of paged attention inside an engine.
 ///
-/// A radix trie over whole pages of tokens with one block for each page. Blocks are whatever the caller gives (slot
-/// numbers, objects) and come back as the same objects. What a running sequence uses is marked and stays. The rest is
-/// evicted when blocks are needed: least recently created or released first, from the tail, children before parents.
-/// Matching does not make anything more recent.
+/// A radix trie over whole pages of tokens with one block for each page. Blocks are any values of the caller (slot
+/// numbers, objects) and are returned as the same objects. Pages in use by a running sequence are marked and stay. The
+/// others are evicted when blocks are needed: least recently created or released first, from the end, children before
+/// parents. Matching does not make pages more recent.
 ///
 /// Any number of threads may use a trie at once. A refused call changes nothing.
 ///
 /// Args:
-///     page_size: Tokens in a page, at least 1.
+///     page_size: Number of tokens in a page, at least 1.
 ///
 /// Raises:
 ///     InvalidTypeError: page_size is not an int.
@@ -42,7 +42,7 @@ pub(crate) struct RadixTrie {
     shared: Py<SharedTrie>,
 }
 
-/// Depth, tokens and blocks of a node, to be turned into Python's own when the trie is not locked any more.
+/// Depth, tokens and blocks of a node, to be converted to Python objects once the trie is unlocked.
 type NodeText = (usize, Vec<Token>, Vec<Py<PyAny>>);
 
 #[pymethods]
@@ -63,7 +63,7 @@ impl RadixTrie {
         Ok(Self { shared: Py::new(py, SharedTrie::new(page_size, trie))? })
     }
 
-    /// int: Tokens in a page.
+    /// int: The number of tokens in a page.
     #[getter]
     fn page_size(&self) -> usize {
         self.shared.get().page_size
@@ -76,19 +76,19 @@ impl RadixTrie {
         TrieNode::new(&slf.get().shared, slf.py(), root)
     }
 
-    /// Keeps a block for each page of tokens.
+    /// Adds tokens with a block for each page.
     ///
-    /// Pages that exist already keep their blocks; the caller's blocks for those pages are not taken
-    /// (insert_with_count says how many). A new leaf can be evicted until it is marked. O(tokens).
+    /// Pages that exist already keep their blocks; the caller's blocks for those pages are not taken (insert_with_count
+    /// returns their number). A new leaf can be evicted until marked. O(tokens).
     ///
     /// Args:
     ///     tokens: Tokens of whole pages, shape (n * page_size,): an integer array, read in place, or a list of ints or
     ///         strs.
-    ///     blocks: One for each page: a list or another iterable.
-    ///     node: The node whose end the tokens follow; None is the root.
+    ///     blocks: One block for each page: a list or another iterable.
+    ///     node: The node whose end the tokens follow; None for the root.
     ///
     /// Returns:
-    ///     TrieNode: The end of the sequence, for the next suffix and for marking.
+    ///     TrieNode: The end of the sequence, for inserting what follows and for marking.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
@@ -104,20 +104,20 @@ impl RadixTrie {
         Self::insert_with_count(slf, tokens, blocks, node).map(|(node, _)| node)
     }
 
-    /// Does the same as insert, and also returns how many of the pages existed already.
+    /// Adds tokens like insert, and also returns the number of pages that existed already.
     ///
     /// Args:
-    ///     tokens: As insert() takes them.
-    ///     blocks: As insert() takes them.
-    ///     node: As insert() takes it.
+    ///     tokens: Tokens of whole pages, as in insert().
+    ///     blocks: One block for each page, as in insert().
+    ///     node: The node whose end the tokens follow, as in insert().
     ///
     /// Returns:
     ///     tuple[TrieNode, int]: The end of the sequence, and the number n of pages that existed already. The first n
     ///     of the given blocks were not taken and still belong to the caller.
     ///
     /// Raises:
-    ///     InvalidTypeError: As insert().
-    ///     InvalidArgumentError: As insert().
+    ///     InvalidTypeError: For the reasons of insert().
+    ///     InvalidArgumentError: For the reasons of insert().
     #[pyo3(signature = (tokens, blocks, node=None))]
     fn insert_with_count(
         slf: &Bound<'_, Self>,
@@ -143,18 +143,18 @@ impl RadixTrie {
         Ok((TrieNode::new(&slf.get().shared, slf.py(), end), known))
     }
 
-    /// The longest cached prefix of tokens, in whole pages.
+    /// Finds the longest cached prefix of tokens, in whole pages.
     ///
-    /// A match that ends inside a node splits the node, so that the returned node has just this end. Nothing becomes
+    /// A match that ends inside a node splits the node, so that the returned node ends exactly there. Nothing becomes
     /// more recently used. O(tokens).
     ///
     /// Args:
     ///     tokens: Tokens, at least one. A partial page at the end is ignored.
-    ///     node: The node whose end the tokens follow; None is the root.
+    ///     node: The node whose end the tokens follow; None for the root.
     ///
     /// Returns:
-    ///     tuple[TrieNode, list]: Where the match ends (node itself if nothing matches), and the blocks of what
-    ///     matched, in order.
+    ///     tuple[TrieNode, list]: The node at the end of the match (node itself if nothing matches), and the blocks of
+    ///     the matched pages, in order.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
@@ -177,10 +177,11 @@ impl RadixTrie {
         Ok((TrieNode::new(&slf.get().shared, slf.py(), end), given(py, blocks)?))
     }
 
-    /// Marks a node and all nodes above it as used by a sequence. They are not evicted until it releases them.
+    /// Marks a node and all nodes above it as used by a sequence. They are not evicted until the sequence releases
+    /// them.
     ///
-    /// Mark the deepest node as the sequence grows. Marking a node again, or the root, changes nothing.
-    /// O(nodes up to the root).
+    /// Mark the deepest node as the sequence grows. Marking a node again, or the root, changes nothing. O(nodes up to
+    /// the root).
     ///
     /// Args:
     ///     node: A node of this trie.
@@ -215,16 +216,16 @@ impl RadixTrie {
 
     /// Removes blocks from the trie and returns them to the caller.
     ///
-    /// The least recently created or released leaf not in use is evicted first, from its tail; then the next, and
-    /// parents once their children are gone. If only the tail of a leaf was needed, the rest of the leaf stays, and
+    /// The least recently created or released leaf not in use is evicted first, from its end; then the next leaf, and
+    /// parents once their children are gone. If only the end of a leaf was needed, the rest of the leaf stays, and
     /// nodes that stood for its old end are refused from then on. O(evicted * log leaves).
     ///
     /// Args:
-    ///     desired_num_evicted: How many blocks to evict; 0 or less means none.
+    ///     desired_num_evicted: Number of blocks to evict; 0 or less evicts none.
     ///
     /// Returns:
-    ///     list: The blocks, leaf by leaf, those of each leaf in the order of their tokens. Fewer than desired if
-    ///     the rest is in use.
+    ///     list: The blocks, leaf by leaf, those of each leaf in the order of their tokens. Fewer than desired if all
+    ///     others are in use.
     ///
     /// Raises:
     ///     InvalidTypeError: desired_num_evicted is not an int.
@@ -273,7 +274,7 @@ impl RadixTrie {
     /// The trie as text: a line for each node, depth first, children in the order of insertion.
     ///
     /// Args:
-    ///     print_blocks: Whether to show the blocks after the tokens.
+    ///     print_blocks: True to show the blocks after the tokens.
     ///
     /// Returns:
     ///     list[str]: Two dashes for each level, then the tokens; with print_blocks also " : " and the blocks.
@@ -295,10 +296,10 @@ impl RadixTrie {
         nodes.into_iter().map(line).collect()
     }
 
-    /// Prints what pretty_format() returns.
+    /// Prints the text that pretty_format() returns.
     ///
     /// Args:
-    ///     print_blocks: Whether to show the blocks after the tokens.
+    ///     print_blocks: True to show the blocks after the tokens.
     #[pyo3(signature = (print_blocks=true))]
     fn pretty_print(&self, py: Python<'_>, print_blocks: bool) -> PyResult<()> {
         let print = py.import("builtins")?.getattr(intern!(py, "print"))?;
@@ -309,7 +310,7 @@ impl RadixTrie {
         self.lock(py).trie.len()
     }
 
-    /// Returns true: a trie is a trie even when it is empty.
+    /// Returns true, even for an empty trie.
     fn __bool__(&self) -> bool {
         true
     }
@@ -337,7 +338,7 @@ impl RadixTrie {
         node.map(|node| Self::own_node(slf, node)).transpose()
     }
 
-    /// The name of one of this trie's nodes.
+    /// Id of a node that must belong to this trie.
     fn own_node(slf: &Bound<'_, Self>, node: &Bound<'_, PyAny>) -> PyResult<NodeId> {
         let node = node
             .cast::<TrieNode>()

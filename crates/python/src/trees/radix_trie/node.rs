@@ -1,4 +1,5 @@
-//! `TrieNode`, a handle to where a sequence ends; and the trie and the caller's blocks, which all its handles share.
+//! `TrieNode`, which refers to the end of a cached sequence in a trie; and the trie with the caller's blocks, shared by
+//! all its `TrieNode`s.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -18,8 +19,8 @@ use crate::scalars::describe;
 /// The end of a cached sequence of tokens, in one RadixTrie.
 ///
 /// Nodes are created by the trie. A node stands for the same end even after the trie has split the path to it. Once the
-/// end itself is evicted, every call refuses the node (InvalidArgumentError, code "evicted_node"); it never stands for
-/// another end. Two nodes are equal if they stand for the same end in the same trie.
+/// end itself is evicted, every call refuses the node (InvalidArgumentError, code "evicted_node"); the node never
+/// stands for another end. Two nodes are equal if they stand for the same end in the same trie.
 #[pyclass(frozen, weakref, module = "kvatlas._native")]
 pub(crate) struct TrieNode {
     trie: Py<SharedTrie>,
@@ -31,7 +32,7 @@ impl TrieNode {
         Self { trie: trie.clone_ref(py), id }
     }
 
-    /// The node's name if it belongs to this trie.
+    /// Id of the node if it belongs to the given trie; else `None`.
     pub(super) fn of(&self, trie: &Py<SharedTrie>) -> Option<NodeId> {
         self.trie.is(trie).then_some(self.id)
     }
@@ -90,12 +91,12 @@ impl TrieNode {
         self.trie.get().look(py, |state| state.trie.parent(self.id)).is_err()
     }
 
-    /// Returns whether this is the root.
+    /// Returns True if the node is the root.
     fn is_root(&self, py: Python<'_>) -> PyResult<bool> {
         self.trie.get().look(py, |state| Ok(state.trie.parent(self.id)?.is_none()))
     }
 
-    /// Returns whether the node has no children.
+    /// Returns True if the node has no children.
     fn is_leaf(&self, py: Python<'_>) -> PyResult<bool> {
         self.trie.get().look(py, |state| Ok(state.trie.children(self.id)?.is_empty()))
     }
@@ -142,15 +143,15 @@ pub(super) fn refused(error: &Error) -> PyErr {
     errors::argument(error.code(), &error.to_string())
 }
 
-/// A trie that several of Python's objects share. It is an object of Python's too, so that the collector finds the blocks
-/// once, however many objects lead to them.
+/// A trie shared by several Python objects. It is a Python object as well, so that the garbage collector visits each
+/// block once, regardless of the number of objects that refer to the trie.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(super) struct SharedTrie {
     pub(super) page_size: usize,
     state: Mutex<State>,
 }
 
-/// The trie, and the symbols among its tokens.
+/// A trie with its symbols, the tokens that are not small ints.
 pub(super) struct State {
     pub(super) trie: Core<Py<PyAny>>,
     pub(super) symbols: Symbols,
@@ -165,7 +166,7 @@ impl SharedTrie {
         self.state.lock_py_attached(py)
     }
 
-    /// Looks at a node with the trie locked.
+    /// Reads a node with the trie locked.
     pub(super) fn look<T>(&self, py: Python<'_>, look: impl FnOnce(&State) -> Result<T, Error>) -> PyResult<T> {
         let looked = look(&self.lock(py));
         looked.map_err(|error| refused(&error))
@@ -174,8 +175,8 @@ impl SharedTrie {
 
 #[pymethods]
 impl SharedTrie {
-    /// Shows the blocks to the collector: they may lead back to the trie. Who is just using the trie holds it, so that
-    /// seeing nothing then is right.
+    /// Visits the blocks for Python's garbage collector, since they may refer back to the trie. If the trie is locked,
+    /// no blocks are visited, which is safe: the thread that uses the trie keeps it alive.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self.state.try_lock() {
             Some(state) => state.trie.all_blocks().try_for_each(|block| visit.call(block)),
@@ -239,7 +240,7 @@ pub(super) fn copies(py: Python<'_>, blocks: &[Py<PyAny>]) -> Vec<Py<PyAny>> {
     copies
 }
 
-/// Makes the list of blocks that a caller gets.
+/// Creates a Python list of blocks for the caller.
 pub(super) fn given(py: Python<'_>, blocks: Vec<Py<PyAny>>) -> PyResult<Bound<'_, PyList>> {
     match Layout::of(py) {
         Some(layout) => layout.list(blocks),
@@ -251,7 +252,7 @@ pub(super) fn list<'py>(py: Python<'py>, tokens: &[Token]) -> PyResult<Bound<'py
     PyList::new(py, tokens.iter().map(|token| token.to_python(py)).collect::<PyResult<Vec<_>>>()?)
 }
 
-/// The caller's blocks as a list. An array gives Python's own numbers.
+/// Converts the caller's blocks to a list. The items of an array become Python numbers.
 pub(super) fn objects<'py>(blocks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
     if let Ok(list) = blocks.cast::<PyList>() {
         return Ok(list.clone());

@@ -1,7 +1,8 @@
-//! Tokens as the trie keeps them: 32 bits each.
+//! Tokens in the trie's form, 32 bits each.
 //!
-//! A token id below 2^31 is itself: arrays of such are read in place. Anything else that may be a token (a negative or
-//! greater int, a string) is a symbol: a number from 2^31 on, for as long as the trie has it.
+//! A token id below 2^31 is stored as itself, so that arrays of such ids are read in place. Any other token (a negative
+//! or greater int, a string) is a symbol: a number from 2^31 on that stands for the token as long as the trie contains
+//! it.
 
 use std::collections::HashMap;
 
@@ -15,23 +16,23 @@ use crate::errors;
 use crate::raw::{Array, Offer, offer, plain_ints};
 use crate::scalars::{describe, int, string};
 
-/// The first symbol.
+/// Number of the first symbol, which stands for a token that is not a small int.
 const SYMBOLS: u32 = 1 << 31;
-/// A symbol that the trie does not have.
+/// Number that stands for any token without a symbol in the trie, which matches nothing.
 const UNKNOWN: u32 = u32::MAX;
 
-/// The tokens of a call.
+/// Tokens given to a call: an array read in place, or converted items of a list.
 pub(super) enum Words {
     U32(Array<u32>),
     I32(Array<i32>),
     U64(Array<u64>),
     I64(Array<i64>),
     Items(Vec<u32>),
-    /// Tokens with symbols among them.
+    /// Tokens of which some are symbols: negative or large ints, or strings.
     Raw(Vec<Token>),
 }
 
-/// One token as the caller has it.
+/// A token as the caller gives it: an int or a string.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) enum Token {
     Int(i128),
@@ -103,13 +104,13 @@ impl Words {
     }
 }
 
-/// A piece of work on tokens, however they lie.
+/// An operation on tokens, for any memory layout of the tokens.
 pub(super) trait TokenCall<T> {
     fn with(self, tokens: &(impl Tokens + ?Sized)) -> T;
 }
 
 impl Words {
-    /// Does a piece of work on the tokens; `raw` has the numbers of symbols.
+    /// Runs an operation on the tokens. `raw`: the tokens' numbers, used if some tokens are symbols.
     pub(super) fn give<T>(&self, raw: &[u32], to: impl TokenCall<T>) -> T {
         match self {
             Self::U32(array) => to.with(&**array),
@@ -122,7 +123,7 @@ impl Words {
     }
 }
 
-/// Each token of a list or other iterable; `Raw` only if there is a symbol.
+/// Converts each token of a list or other iterable; the result is `Raw` only if there is a symbol.
 fn items(object: &Bound<'_, PyAny>) -> PyResult<Words> {
     let convert = |at: usize, item: &Bound<'_, PyAny>| {
         let what = || format!("tokens[{at}]");
@@ -146,7 +147,8 @@ fn items(object: &Bound<'_, PyAny>) -> PyResult<Words> {
     Ok(plain.map_or(Words::Raw(tokens), Words::Items))
 }
 
-/// The symbols that a trie has, counted as often as they stand in it.
+/// Symbols of a trie, which stand for tokens that are not small ints, each with the number of its occurrences in the
+/// trie.
 #[derive(Default)]
 pub(super) struct Symbols {
     numbers: HashMap<Token, u32>,
@@ -155,7 +157,8 @@ pub(super) struct Symbols {
 }
 
 impl Symbols {
-    /// Returns the numbers of tokens for a look-up; nothing for those that need none.
+    /// Returns the numbers of tokens for a lookup; empty if no token is a symbol, since the tokens themselves then
+    /// serve.
     pub(super) fn find(&self, words: &Words) -> Vec<u32> {
         let Words::Raw(tokens) = words else { return Vec::new() };
         let find = |token: &Token| match token.plain() {
@@ -165,7 +168,7 @@ impl Symbols {
         tokens.iter().map(find).collect()
     }
 
-    /// Returns the numbers of tokens to be kept, each counted once more.
+    /// Returns the numbers of tokens to be stored, and counts one more occurrence of each symbol.
     pub(super) fn hold(&mut self, words: &Words) -> Vec<u32> {
         let Words::Raw(tokens) = words else { return Vec::new() };
         tokens.iter().map(|token| token.plain().unwrap_or_else(|| self.hold_one(token))).collect()
@@ -188,7 +191,8 @@ impl Symbols {
         SYMBOLS + number
     }
 
-    /// Releases tokens that are not in the trie any more.
+    /// Counts one occurrence less of each symbol among tokens that were removed from the trie; unused symbols are
+    /// freed.
     pub(super) fn release(&mut self, words: &[u32]) {
         if self.numbers.is_empty() {
             return;
@@ -208,7 +212,7 @@ impl Symbols {
         }
     }
 
-    /// The token that a word of the trie stands for.
+    /// Token for which a number in the trie stands.
     pub(super) fn token(&self, word: u32) -> Token {
         let symbol = word.checked_sub(SYMBOLS).and_then(|number| self.symbols.get(number as usize));
         symbol.and_then(|(symbol, _)| symbol.clone()).unwrap_or(Token::Int(word.into()))

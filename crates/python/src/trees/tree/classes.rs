@@ -1,4 +1,4 @@
-//! The two classes: their parts, and the methods that only one of them has.
+//! `StringTree` and `TokenTree` as Python classes, with the methods that only one of them has.
 
 use kvatlas_trees::{string_tree, token_tree};
 use parking_lot::Mutex;
@@ -15,20 +15,20 @@ use crate::gil::Writers;
 use crate::sequences::bytes;
 
 tree! {
-    /// A radix tree over characters of the texts that were sent to each tenant, for routers that see text.
+    /// A radix tree over characters of the texts sent to each tenant, for routers that see text.
     ///
-    /// It records what was sent to which tenant, and finds the longest prefix of a text: an estimate of what engines
-    /// have cached. Characters are Unicode scalar values; nothing is normalized.
+    /// It records which text was sent to which tenant, and finds the longest prefix of a text: an estimate of what
+    /// engines have cached. Characters are Unicode scalar values; nothing is normalized.
     ///
     /// Any number of threads may use it at once. A refused call changes nothing.
     ///
     /// Args:
-    ///     policy: What is evicted first: "lru", "lfu", "fifo", "mru", "filo" or "priority".
+    ///     policy: Order of eviction: "lru", "lfu", "fifo", "mru", "filo" or "priority".
     ///     budget_bytes: Memory limit of the tree in bytes; None for no limit.
     ///
     /// Raises:
-    ///     InvalidTypeError: policy is not a str, or budget_bytes not an int.
-    ///     InvalidArgumentError: An unknown policy, or budget_bytes is negative.
+    ///     InvalidTypeError: policy is not a str, or budget_bytes is not an int.
+    ///     InvalidArgumentError: policy is unknown, or budget_bytes is negative.
     StringTree(string_tree::StringTree, StringEntries),
     key: text by text_key, owned by text_key, in "characters",
     about: "     text: The prompt.",
@@ -42,7 +42,7 @@ tree! {
         Ok(Self::with(string_tree::StringTree::with_policy(policy.0), budget(budget_bytes)?))
     }
 
-    /// The longest prefix as text, and its tenant: an older form of match_prefix_with_counts().
+    /// Finds the longest prefix as text, and its tenant: an older form of match_prefix_with_counts().
     ///
     /// Returns:
     ///     (the text that matched, the tenant or None)
@@ -60,10 +60,10 @@ tree! {
         Ok((PyString::new(py, matched), tenant.map(|tenant| tenant.as_ref().to_owned())))
     }
 
-    /// The longest prefix that this tenant has. This counts as a use by that tenant.
+    /// Finds the longest prefix of a text that a tenant has. This counts as a use by the tenant.
     ///
     /// Returns:
-    ///     str: The part of the text that it has; "" if nothing.
+    ///     str: The leading part of the text that the tenant has; "" if nothing.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is not a str.
@@ -80,7 +80,7 @@ tree! {
         Ok(PyString::new(py, &text[..end]))
     }
 
-    /// Does the same as evict_tenant(), under the name that it has in the original.
+    /// Evicts leaves like evict_tenant(), under the name that the method has in SMG.
     fn evict_by_tenant(
         &self,
         py: Python<'_>,
@@ -96,21 +96,21 @@ tree! {
 }
 
 tree! {
-    /// A radix tree over pages of the tokens that were sent to each tenant, for routers that have a tokenizer.
+    /// A radix tree over pages of the tokens sent to each tenant, for routers that have a tokenizer.
     ///
-    /// It records what was sent to which tenant, and finds the longest prefix of a prompt: an estimate of what engines
-    /// have cached. Keys are cut down to whole pages, and match in whole pages.
+    /// It records which tokens were sent to which tenant, and finds the longest prefix of a prompt: an estimate of what
+    /// engines have cached. Keys are cut to whole pages, and match in whole pages.
     ///
     /// Any number of threads may use it at once. A refused call changes nothing.
     ///
     /// Args:
-    ///     page_size: Tokens in a page: a power of two from 1 to 128. Use the block size of the engines.
-    ///     policy: What is evicted first: "lru", "lfu", "fifo", "mru", "filo" or "priority".
+    ///     page_size: Number of tokens in a page: a power of two from 1 to 128. Use the block size of the engines.
+    ///     policy: Order of eviction: "lru", "lfu", "fifo", "mru", "filo" or "priority".
     ///     budget_bytes: Memory limit of the tree in bytes; None for no limit.
     ///
     /// Raises:
-    ///     InvalidTypeError: page_size is not an int, policy not a str, or budget_bytes not an int.
-    ///     InvalidArgumentError: Another page size, an unknown policy, or budget_bytes is negative.
+    ///     InvalidTypeError: page_size is not an int, policy is not a str, or budget_bytes is not an int.
+    ///     InvalidArgumentError: page_size is not one of these, policy is unknown, or budget_bytes is negative.
     TokenTree(token_tree::TokenTree, TokenEntries),
     key: tokens by tokens_key, owned by own_tokens_key, in "tokens",
     about: "     tokens: The prompt, shape (n,), as content_hashes() takes tokens.",
@@ -125,19 +125,19 @@ tree! {
         Ok(Self::with(core, budget(budget_bytes)?))
     }
 
-    /// int: Tokens in a page.
+    /// int: The number of tokens in a page.
     #[getter]
     fn page_size(&self) -> usize {
         self.core.page_size()
     }
 
-    /// The longest prefix as tokens, and its tenant: an older form of match_prefix_with_counts().
+    /// Finds the longest prefix as tokens, and its tenant: an older form of match_prefix_with_counts().
     ///
     /// Returns:
     ///     (list of the tokens that matched, the tenant or None)
     ///
     /// Raises:
-    ///     InvalidTypeError: Not tokens.
+    ///     InvalidTypeError: The argument is not tokens.
     ///     InvalidArgumentError: A token out of range, or an array of more than one dimension.
     fn prefix_match_legacy(
         &self,
@@ -150,13 +150,13 @@ tree! {
         Ok((matched.to_vec(), tenant.map(|tenant| tenant.as_ref().to_owned())))
     }
 
-    /// The longest prefix that this tenant has. This counts as a use by that tenant.
+    /// Finds the longest prefix of a prompt that a tenant has. This counts as a use by the tenant.
     ///
     /// Returns:
-    ///     int: How many of the tokens it has, in whole pages.
+    ///     int: The number of leading tokens that the tenant has, in whole pages.
     ///
     /// Raises:
-    ///     InvalidTypeError: Not tokens, or tenant is not a str.
+    ///     InvalidTypeError: The prompt is not tokens, or tenant is not a str.
     ///     InvalidArgumentError: A token out of range, or an array of more than one dimension.
     fn prefix_match_tenant(
         &self,

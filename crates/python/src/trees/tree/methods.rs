@@ -1,5 +1,5 @@
-//! The methods that both classes have, said once: the classes differ in their keys and in a few names that the originals
-//! gave them.
+//! The methods common to `StringTree` and `TokenTree`, defined once by macros. The classes differ in their keys and in
+//! a few names taken from SMG.
 
 use kvatlas_trees::tree::EvictionPolicy;
 use pyo3::prelude::*;
@@ -8,14 +8,14 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::scalars::string;
 use crate::stats::grouped;
 
-/// Number of bytes of a key that take about 10 µs to match or insert.
+/// Number of bytes of a key whose matching or insertion takes about 10 µs, long enough to detach from the interpreter.
 const LONG_KEY: usize = 1 << 15;
 
 pub(super) fn is_long<K: ?Sized>(key: &K) -> bool {
     size_of_val(key) >= LONG_KEY
 }
 
-/// A tenant's name.
+/// Reads an argument that is a tenant's name.
 pub(super) fn name<'a>(value: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     string(value, "tenant")
 }
@@ -32,10 +32,10 @@ pub(super) fn to_dict<'py>(py: Python<'py>, sizes: &[(std::sync::Arc<str>, usize
     Ok(dict)
 }
 
-/// The result of `__reduce__`: the maker, its argument, and the attributes to be set.
+/// Result of `__reduce__`: the function that restores the object, its argument, and the attributes to set.
 pub(super) type PickleParts = (Py<PyAny>, (Py<PyBytes>,), (Option<()>, Py<PyDict>));
 
-/// The sizes in a repr.
+/// Sizes of a tree as text for its `repr`.
 pub(super) fn sizes(tenants: usize, nodes: usize, size: usize) -> String {
     let [tenants, nodes, size] = [tenants, nodes, size].map(|number| grouped(number as u64));
     format!("tenants={tenants}, nodes={nodes}, size={size}")
@@ -64,7 +64,7 @@ macro_rules! tree {
                 Self { core, writers: Writers::default() }
             }
 
-            /// The sizes in the repr.
+            /// Sizes of this tree as text for its `repr`.
             fn contents(&self, py: Python<'_>) -> String {
                 let core = &self.core;
                 let [tenants, nodes, size] =
@@ -91,7 +91,7 @@ macro_rules! tree {
             }
 
             /// int or None: The memory limit of the tree in bytes, enforced at the end of every insert. Setting it
-            /// evicts at once what exceeds it, from all tenants in the order of the policy.
+            /// evicts at once everything beyond the limit, from all tenants in the order of the policy.
             #[getter]
             fn budget_bytes(&self) -> Option<usize> {
                 self.core.budget_bytes()
@@ -106,7 +106,7 @@ macro_rules! tree {
 
             /// Records that a prompt was sent to a tenant. Prefixes that the tenant has already are not counted again.
             ///
-            /// An empty key, or one shorter than a page, changes nothing.
+            /// An empty key, or a key shorter than a page, changes nothing.
             ///
             /// Args:
             #[doc = $about_key]
@@ -129,7 +129,7 @@ macro_rules! tree {
                 self.add(py, $key, name(tenant)?, priority.0)
             }
 
-            /// Records that a prompt was sent to a tenant, under the name that both trees have.
+            /// Records that a prompt was sent to a tenant, under a name common to StringTree and TokenTree.
             #[pyo3(signature = (key, tenant, *, priority=Priority(0)))]
             #[pyo3(text_signature = "($self, key, tenant, *, priority=0)")]
             fn insert(
@@ -142,7 +142,8 @@ macro_rules! tree {
                 self.add(py, key, name(tenant)?, priority.0)
             }
 
-            /// Finds how much every tenant has of a prompt. This changes nothing, not even times of last use.
+            /// Finds the length of a prompt's beginning that each tenant has. This changes nothing, not even times of
+            /// last use.
             ///
             /// Args:
             #[doc = $about_key]
@@ -161,7 +162,7 @@ macro_rules! tree {
                 Ok(TreeDepths::new(depths, self.paged(key), $unit))
             }
 
-            /// Does the same as find(...).scores(): how much every tenant has of a prompt.
+            /// Finds the length of a prompt's beginning that each tenant has, like find(...).scores().
             ///
             /// Returns:
             ///     dict of tenant to depth, deepest first, equal depths by name; only tenants that have anything.
@@ -173,7 +174,7 @@ macro_rules! tree {
                 self.find(py, key)?.scores(py)
             }
 
-            /// Finds the tenant with the longest prefix of this prompt. This counts as a use by that tenant.
+            /// Finds the tenant with the longest prefix of a prompt. This counts as a use by the tenant.
             ///
             /// Returns:
             ///     TreeMatch
@@ -188,7 +189,8 @@ macro_rules! tree {
                 Ok(TreeMatch::from(&found))
             }
 
-            /// Does the same as match_prefix_with_counts(key).tenant: None if nothing matched.
+            /// Finds the tenant with the longest prefix of a prompt, like match_prefix_with_counts(key).tenant; None if
+            /// nothing matched.
             ///
             /// Raises:
             ///     InvalidTypeError: The key is of the wrong type.
@@ -200,7 +202,8 @@ macro_rules! tree {
                 Ok(tenant.map(|tenant| tenant.as_ref().to_owned()))
             }
 
-            /// Does match_prefix_with_counts(), then an insert for this tenant, in one call.
+            /// Finds the tenant with the longest prefix of a prompt, like match_prefix_with_counts(), then inserts the
+            /// prompt for the given tenant, in one call.
             ///
             /// Args:
             #[doc = $about_key]
@@ -224,14 +227,16 @@ macro_rules! tree {
                 Ok(TreeMatch::from(&found))
             }
 
-            /// Does match_prefix_with_counts(), then an insert for the tenant that `select` chooses, in one call.
+            /// Finds the tenant with the longest prefix of a prompt, like match_prefix_with_counts(), then inserts the
+            /// prompt for the tenant that `select` chooses, in one call.
             ///
-            /// `select` is called once, with no lock held: it and other threads may use the tree meanwhile. If it
-            /// raises an error, that is raised here and nothing is inserted; the match still counts as a use.
+            /// `select` is called once, without a lock: `select` and other threads may use the tree meanwhile. If
+            /// `select` raises an error, the call raises the error and inserts nothing; the match still counts as a
+            /// use.
             ///
             /// Args:
             #[doc = $about_key]
-            ///     select: Takes the TreeMatch, and returns the tenant to insert for, or None to insert nothing.
+            ///     select: Function of the TreeMatch that returns the tenant to insert for, or None to insert nothing.
             ///
             /// Returns:
             ///     TreeMatch: The match that `select` was given.

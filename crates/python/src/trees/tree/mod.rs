@@ -1,4 +1,4 @@
-//! `StringTree` and `TokenTree`: conversion of arguments and answers.
+//! `StringTree` and `TokenTree`, radix trees over prompts, as Python classes: conversion of arguments and answers.
 
 mod classes;
 mod methods;
@@ -32,15 +32,16 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("GLOBAL_EVICTION_HASH", kvatlas_trees::GLOBAL_EVICTION_HASH)
 }
 
-/// A node: its whole path, and its tenants with the time of their last use.
+/// A node of a tree: its path from the root, and its tenants with the times of their last use.
 type Node<P> = (P, Vec<(String, u64)>);
 
-/// Gives the next node, from any thread.
+/// Function that returns the next node of a tree and may be called from any thread; `None` at the end.
 type EntrySource<P> = Box<dyn Fn(Python<'_>) -> Option<Entry<P>> + Send + Sync>;
 
 macro_rules! entries {
     ($name:ident, $path:ty) => {
-        /// The nodes of a tree, returned by iter_entries(). Threads may share it: each node goes to one of them.
+        /// Iterator over the nodes of a tree, returned by iter_entries(). Threads may share it: each node goes to one
+        /// of them.
         #[pyclass(frozen, module = "kvatlas._native")]
         pub(crate) struct $name(EntrySource<$path>);
 
@@ -68,10 +69,11 @@ macro_rules! entries {
 entries!(StringEntries, String);
 entries!(TokenEntries, Vec<u32>);
 
-/// The name of the node that a text ends in: the first 8 bytes of BLAKE3 of its UTF-8, little-endian, and 1 for 0.
+/// Computes the hash of the node at which a text ends: the first 8 bytes of BLAKE3 of its UTF-8, little-endian, with
+/// 0 replaced by 1.
 ///
 /// Args:
-///     text: The whole text from the root on.
+///     text: The whole text from the root to the node.
 ///
 /// Returns:
 ///     int, from 1 to 2**64 - 1. Never GLOBAL_EVICTION_HASH.
@@ -85,16 +87,17 @@ pub(crate) fn hash_node_path(py: Python<'_>, text: &Bound<'_, PyAny>) -> PyResul
     Ok(detach_if(py, text.len() >= LONG_BYTES, || tree::hash_node_path(text)))
 }
 
-/// The name of the node that a sequence of tokens ends in: as hash_node_path(), over little-endian uint32s.
+/// Computes the hash of the node at which a sequence of tokens ends, like hash_node_path(), over little-endian
+/// uint32s.
 ///
 /// Args:
-///     tokens: All tokens from the root on, shape (n,), as content_hashes() takes them.
+///     tokens: All tokens from the root to the node, shape (n,), as accepted by content_hashes().
 ///
 /// Returns:
 ///     int, from 1 to 2**64 - 1. Never GLOBAL_EVICTION_HASH.
 ///
 /// Raises:
-///     InvalidTypeError: Not tokens.
+///     InvalidTypeError: The argument is not tokens.
 ///     InvalidArgumentError: A token out of range, or an array of more than one dimension.
 #[pyfunction]
 pub(crate) fn hash_token_path(py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<u64> {
@@ -103,7 +106,8 @@ pub(crate) fn hash_token_path(py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyRe
     Ok(detach_if(py, size_of_val(tokens) >= LONG_BYTES, || tree::hash_token_path(tokens)))
 }
 
-/// The tenant with the longest prefix, and its length. Returned by the matches of StringTree and TokenTree.
+/// The tenant with the longest prefix of a query, and the prefix's length. Returned by the match methods of
+/// StringTree and TokenTree.
 ///
 /// Lengths count the characters of a text (Unicode scalar values) or tokens.
 #[pyclass(frozen, eq, hash, module = "kvatlas._native")]
@@ -141,7 +145,7 @@ impl TreeMatch {
         self.input
     }
 
-    /// int: The length that could have matched: whole pages of the input, or the whole text.
+    /// int: The length of the query that could have matched: whole pages of tokens, or the whole text.
     #[getter]
     fn paged(&self) -> usize {
         self.paged
@@ -153,7 +157,7 @@ impl TreeMatch {
         ratio(self.matched, self.input)
     }
 
-    /// float: The ratio matched / paged: 1.0 if everything that could match did; 0.0 if nothing could.
+    /// float: The ratio matched / paged: 1.0 if all whole pages matched; 0.0 for a query without a whole page.
     #[getter]
     fn paged_ratio(&self) -> f64 {
         ratio(self.matched, self.paged)
@@ -171,7 +175,7 @@ fn ratio(part: usize, whole: usize) -> f64 {
 
 /// The depth to which each tenant has a prompt. Returned by StringTree.find and TokenTree.find.
 ///
-/// Lengths count characters (Unicode scalar values), or tokens in whole pages; `unit` says which. It is a
+/// Lengths count characters (Unicode scalar values), or tokens in whole pages; `unit` says which. The class implements
 /// kvatlas.types.PrefixMatch.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct TreeDepths {
@@ -188,7 +192,7 @@ impl TreeDepths {
 
 #[pymethods]
 impl TreeDepths {
-    /// int: The greatest depth of any tenant; 0 if no tenant has any of it.
+    /// int: The greatest depth of any tenant; 0 if no tenant has a prefix of the prompt.
     #[getter]
     fn depth(&self) -> usize {
         self.ranked.depth()
@@ -214,7 +218,7 @@ impl TreeDepths {
         self.ranked.levels(py)
     }
 
-    /// The depth of every tenant that has anything.
+    /// The depth of every tenant that has a prefix of the prompt.
     ///
     /// Returns:
     ///     dict of tenant to depth, deepest first, equal depths by name.
@@ -222,10 +226,10 @@ impl TreeDepths {
         self.ranked.scores(py)
     }
 
-    /// The deepest tenants.
+    /// The tenants with the greatest depths.
     ///
     /// Args:
-    ///     top_k: How many, at least 0.
+    ///     top_k: Maximum number of tenants returned, at least 0.
     ///     among: Consider only these tenants, an iterable of str; None for all. Names not in the answer are ignored.
     ///
     /// Returns:
@@ -253,17 +257,17 @@ impl TreeDepths {
     }
 }
 
-/// The exception for a refusal of a tree.
+/// Converts an error of a tree to an exception of `kvatlas.errors`.
 fn refused(error: &TreeError) -> PyErr {
     errors::argument(error.code(), &error.to_string())
 }
 
-/// A text, in place: strings do not change.
+/// Reads a text in place, which is safe as Python strings do not change.
 fn text_key<'a>(value: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     string(value, "text")
 }
 
-/// Tokens, in place if they are in an array.
+/// Tokens as a key of the tree, read in place if they are in an array.
 struct TokensKey(Tokens);
 
 impl Deref for TokensKey {
@@ -278,8 +282,8 @@ fn tokens_key(value: &Bound<'_, PyAny>) -> PyResult<TokensKey> {
     tokens(value).map(TokensKey)
 }
 
-/// Copies tokens into memory of our own. Others may write to an array while a call waits without the GIL: a tree must
-/// see one state of it.
+/// Copies tokens to memory owned by Rust. Other threads may write to the array while the call waits without the GIL,
+/// and the tree must see one state of it.
 fn own_tokens_key(value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     Ok(match tokens(value)? {
         Tokens::Items(items) => items,
@@ -287,7 +291,7 @@ fn own_tokens_key(value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     })
 }
 
-/// A number of units or bytes.
+/// Converts a number of characters, tokens or bytes, at least 0. `what`: the argument's name for errors.
 fn size(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
     let value = int(value, || what.to_owned())?;
     if value.lt(0)? {
@@ -296,12 +300,12 @@ fn size(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
     Ok(value.extract().unwrap_or(usize::MAX))
 }
 
-/// A number of bytes at most; `None` for no limit.
+/// Converts a memory limit in bytes; `None` for no limit.
 fn budget(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
     value.filter(|value| !value.is_none()).map(|value| size(value, "budget_bytes")).transpose()
 }
 
-/// The priority of an insert: nodes of lower priority are evicted first.
+/// Argument `priority` of an insert: nodes of lower priority are evicted first.
 struct Priority(i32);
 
 impl FromPyObject<'_, '_> for Priority {
@@ -314,7 +318,7 @@ impl FromPyObject<'_, '_> for Priority {
     }
 }
 
-/// The order in which leaves go.
+/// Argument `policy`: the order in which leaves are evicted.
 struct Policy(EvictionPolicy);
 
 impl Default for Policy {
@@ -336,7 +340,7 @@ impl FromPyObject<'_, '_> for Policy {
     }
 }
 
-/// The number of tokens in a page.
+/// Argument `page_size`: number of tokens in a page, a power of two.
 struct PageSize(usize);
 
 impl FromPyObject<'_, '_> for PageSize {
@@ -349,7 +353,7 @@ impl FromPyObject<'_, '_> for PageSize {
     }
 }
 
-/// The hash of a path, as hash_node_path() and hash_token_path() give it.
+/// Converts the hash of a node's path, as returned by hash_node_path() and hash_token_path().
 fn path_hash(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     let value = int(value, || "path_hash".to_owned())?;
     value.extract().map_err(|error: PyErr| match error.is_instance_of::<PyOverflowError>(value.py()) {
@@ -358,7 +362,7 @@ fn path_hash(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     })
 }
 
-/// The caller's choice between a match and an insert, callable from wherever the tree does its work.
+/// The caller's function that chooses a tenant between a match and an insert, callable from any thread.
 struct Selector(Py<PyAny>);
 
 impl Selector {
@@ -369,7 +373,8 @@ impl Selector {
         Err(errors::wrong_type(&format!("select must be callable, got {}", describe(select))))
     }
 
-    /// Asks the caller for a tenant, given this match. Takes the interpreter back if the tree works without it.
+    /// Calls the caller's function with a match and returns the chosen tenant. Attaches to the interpreter if the tree
+    /// works detached.
     fn call(&self, found: &PrefixMatch) -> PyResult<Option<String>> {
         Python::attach(|py| {
             let chosen = self.0.bind(py).call1((TreeMatch::from(found),))?;

@@ -1,13 +1,15 @@
-//! The methods of both classes about sizes, evictions and all nodes. `methods.rs` has those that ask and insert.
+//! The methods common to `StringTree` and `TokenTree` about sizes, evictions and all nodes. `methods.rs` has lookups
+//! and inserts.
 
-/// Defines the methods given, and those about sizes, evictions and all nodes.
+/// Defines a class with the given methods and the methods about sizes, evictions and all nodes.
 macro_rules! with_sizes {
     ($name:ident($core:ty, $entries:ident), sizes: $size:ident, $sizes:ident, $($methods:tt)*) => {
         #[pymethods]
         impl $name {
             $($methods)*
 
-            /// The size of a tenant: the total length of the edges that it is on. 0 for an unknown tenant.
+            /// The size of a tenant: the total length of its edges (pieces of text or tokens between two nodes). 0 for
+            /// an unknown tenant.
             ///
             /// Returns:
             ///     int, in characters of a StringTree, in tokens of a TokenTree.
@@ -18,13 +20,13 @@ macro_rules! with_sizes {
                 self.tenant_size(py, tenant)
             }
 
-            /// The size of a tenant, under the name that both trees have.
+            /// The size of a tenant, under a name common to StringTree and TokenTree.
             fn tenant_size(&self, py: Python<'_>, tenant: &Bound<'_, PyAny>) -> PyResult<usize> {
                 let tenant = name(tenant)?;
                 Ok(self.writers.write(py, false, || self.core.tenant_size(tenant)))
             }
 
-            /// The size of every tenant, from running counts.
+            /// The size of every tenant, from counts updated with every change.
             ///
             /// Returns:
             ///     dict of tenant to size, sorted by name.
@@ -32,13 +34,15 @@ macro_rules! with_sizes {
                 self.tenant_sizes(py)
             }
 
-            /// The size of every tenant, from running counts, under the name that both trees have.
+            /// The size of every tenant, from counts updated with every change, under a name common to StringTree and
+            /// TokenTree.
             fn tenant_sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
                 let sizes = self.writers.write(py, false, || self.core.tenant_sizes());
                 to_dict(py, &sizes)
             }
 
-            /// The size of every tenant, counted by a walk of the whole tree. Equal to the running counts.
+            /// The size of every tenant, counted by a walk over the whole tree. Equal to the counts updated with every
+            /// change.
             ///
             /// Returns:
             ///     dict of tenant to size, sorted by name.
@@ -65,7 +69,7 @@ macro_rules! with_sizes {
                 self.writers.write(py, false, || self.core.bytes())
             }
 
-            /// Statistics of the contents.
+            /// Statistics of the tree's contents.
             ///
             /// Returns:
             ///     dict of str to int: "tenants", "nodes", "size" over all tenants, "bytes".
@@ -81,7 +85,7 @@ macro_rules! with_sizes {
                 Ok(numbers)
             }
 
-            /// The tenants that have anything.
+            /// The tenants that have any node of the tree.
             ///
             /// Returns:
             ///     list of str, sorted.
@@ -90,16 +94,17 @@ macro_rules! with_sizes {
                 tenants.iter().map(|tenant| tenant.as_ref().to_owned()).collect()
             }
 
-            /// Evicts leaves of a tenant, in the order of the policy, until it is no larger than this.
+            /// Evicts leaves of a tenant, in the order of the policy, until its size is at most max_size.
             ///
-            /// Leaves are evicted whole. A leaf is a node of the tenant below which it has no other. O(log n) for each.
+            /// Leaves are evicted whole. A leaf is a node of the tenant below which the tenant has no other node. O(log
+            /// n) for each.
             ///
             /// Args:
             ///     tenant: The tenant. An unknown one has nothing to evict.
-            ///     max_size: In characters of a StringTree, in tokens of a TokenTree.
+            ///     max_size: Maximum size, in characters of a StringTree, in tokens of a TokenTree.
             ///
             /// Returns:
-            ///     int: How much was evicted, in the same units.
+            ///     int: The size of the evicted leaves, in the same units.
             ///
             /// Raises:
             ///     InvalidTypeError: An argument is of the wrong type.
@@ -114,13 +119,13 @@ macro_rules! with_sizes {
                 Ok(self.writers.write(py, true, || self.core.evict_tenant(tenant, most)))
             }
 
-            /// Does evict_tenant() for every tenant that is larger than this.
+            /// Evicts leaves of every tenant larger than max_size, like evict_tenant().
             ///
             /// Args:
-            ///     max_size: For each tenant, in characters of a StringTree, in tokens of a TokenTree.
+            ///     max_size: Maximum size of each tenant, in characters of a StringTree, in tokens of a TokenTree.
             ///
             /// Returns:
-            ///     int: How much was evicted, in the same units.
+            ///     int: The size of the evicted leaves, in the same units.
             ///
             /// Raises:
             ///     InvalidTypeError: max_size is not an int.
@@ -130,13 +135,13 @@ macro_rules! with_sizes {
                 Ok(self.writers.write(py, true, || self.core.evict_tenant_by_size(most)))
             }
 
-            /// Evicts leaves of all tenants, in the order of the policy, until all together are no larger than this.
+            /// Evicts leaves of all tenants, in the order of the policy, until their total size is at most max_size.
             ///
             /// Args:
-            ///     max_size: In characters of a StringTree, in tokens of a TokenTree.
+            ///     max_size: Maximum total size, in characters of a StringTree, in tokens of a TokenTree.
             ///
             /// Returns:
-            ///     int: How much was evicted, in the same units.
+            ///     int: The size of the evicted leaves, in the same units.
             ///
             /// Raises:
             ///     InvalidTypeError: max_size is not an int.
@@ -146,13 +151,13 @@ macro_rules! with_sizes {
                 Ok(self.writers.write(py, true, || self.core.evict_to_size(most)))
             }
 
-            /// Evicts leaves of all tenants, in the order of the policy, until the tree takes no more bytes than this.
+            /// Evicts leaves of all tenants, in the order of the policy, until the tree's memory is at most max_bytes.
             ///
             /// Args:
-            ///     max_bytes: The largest allowed size in bytes.
+            ///     max_bytes: Maximum memory of the tree in bytes.
             ///
             /// Returns:
-            ///     int: How much was evicted, in characters of a StringTree, in tokens of a TokenTree.
+            ///     int: The size of the evicted leaves, in characters of a StringTree, in tokens of a TokenTree.
             ///
             /// Raises:
             ///     InvalidTypeError: max_bytes is not an int.
@@ -162,19 +167,20 @@ macro_rules! with_sizes {
                 Ok(self.writers.write(py, true, || self.core.evict_to_bytes(most)))
             }
 
-            /// Evicts the node whose whole path has this hash, and everything below it. So another router can name a
-            /// node in eight bytes. A path that ends inside an edge is not a node and has no hash.
+            /// Evicts the node whose path from the root has a given hash, and all nodes below it. With the hash,
+            /// another router can name a node in eight bytes. A path that ends inside an edge is not a node and has no
+            /// hash.
             ///
             /// Args:
-            ///     path_hash: From hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
+            ///     path_hash: Hash from hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for all nodes.
             ///     tenant: For this tenant only; None for all.
             ///
             /// Returns:
-            ///     int: How much was evicted, in characters of a StringTree, in tokens of a TokenTree.
+            ///     int: The size of the evicted nodes, in characters of a StringTree, in tokens of a TokenTree.
             ///
             /// Raises:
             ///     InvalidTypeError: An argument is of the wrong type.
-            ///     InvalidArgumentError: A hash out of range.
+            ///     InvalidArgumentError: path_hash is out of range.
             #[pyo3(signature = (path_hash, tenant=None))]
             fn evict_by_path_hash(
                 &self,
@@ -186,10 +192,10 @@ macro_rules! with_sizes {
                 Ok(self.writers.write(py, true, || self.core.evict_by_path_hash(hash, tenant)))
             }
 
-            /// Removes a tenant with all its nodes. An unknown tenant changes nothing. O(its nodes).
+            /// Removes a tenant with all its nodes. An unknown tenant changes nothing. O(nodes of the tenant).
             ///
             /// Returns:
-            ///     int: Its size, in characters of a StringTree, in tokens of a TokenTree.
+            ///     int: The tenant's size, in characters of a StringTree, in tokens of a TokenTree.
             ///
             /// Raises:
             ///     InvalidTypeError: tenant is not a str.
@@ -198,18 +204,19 @@ macro_rules! with_sizes {
                 Ok(self.writers.write(py, true, || self.core.remove_tenant(tenant)))
             }
 
-            /// Removes everything.
+            /// Removes all tenants and nodes.
             fn clear(&self, py: Python<'_>) {
                 self.writers.write(py, true, || self.core.clear());
             }
 
-            /// Every node: parents before children, siblings in the order of their first character or page.
+            /// Iterates over all nodes: parents before children, siblings in the order of their first character or
+            /// page.
             ///
             /// Nodes are produced one by one, not as a snapshot: changes made meanwhile may or may not appear.
             ///
             /// Returns:
-            ///     iterator of (path from the root, list of (tenant, when it last used the node) by name). Times are
-            ///     values of the tree's own counter.
+            ///     iterator of (path from the root, list of (tenant, time of its last use of the node), sorted by
+            ///     name). Times are values of the tree's own counter.
             fn iter_entries(slf: &Bound<'_, Self>) -> $entries {
                 let (tree, cursor) = (slf.clone().unbind(), Mutex::new(slf.get().core.entries()));
                 $entries::new(move |py| {
@@ -218,13 +225,13 @@ macro_rules! with_sizes {
                 })
             }
 
-            /// Writes the tree as bytes. The same tree gives the same bytes. The budget is not included.
+            /// Writes the tree as bytes. Equal trees give equal bytes. The budget is not included.
             fn snapshot<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
                 let bytes = self.writers.write(py, true, || self.core.snapshot());
                 PyBytes::new(py, &bytes)
             }
 
-            /// Supports pickle and copy, by a snapshot and the budget.
+            /// Supports pickle and copy, by means of a snapshot and the budget.
             fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<PickleParts> {
                 let py = slf.py();
                 let state = PyDict::new(py);
@@ -234,18 +241,19 @@ macro_rules! with_sizes {
                 Ok((make, (slf.get().snapshot(py).unbind(),), (None, state.unbind())))
             }
 
-            /// Restores a tree from a snapshot, with its policy and times.
+            /// Restores a tree from a snapshot, with its policy and the times of last use.
             ///
             /// Args:
-            ///     snapshot: What snapshot() returned: bytes, or any contiguous buffer with the same bytes.
-            ///     budget_bytes: As in the constructor.
+            ///     snapshot: Return value of snapshot(): bytes, or any contiguous buffer with the same bytes.
+            ///     budget_bytes: Memory limit of the tree in bytes; None for no limit.
             ///
             /// Returns:
             ///     A new tree.
             ///
             /// Raises:
-            ///     InvalidTypeError: Not bytes, or budget_bytes is not an int.
-            ///     InvalidArgumentError: Not a snapshot of such a tree, or damaged; budget_bytes is negative.
+            ///     InvalidTypeError: snapshot is not bytes, or budget_bytes is not an int.
+            ///     InvalidArgumentError: snapshot is not a snapshot of a tree of this class, or is damaged; or
+            ///         budget_bytes is negative.
             #[classmethod]
             #[pyo3(signature = (snapshot, *, budget_bytes=None))]
             fn from_snapshot(

@@ -1,10 +1,10 @@
-//! The schedule of a run, which is the deadline of each operation, and the generator: it issues every operation at its
-//! deadline, or as soon after it as possible, without waiting for results.
+//! The schedule of a load test (a deadline for each operation) and the generator, a thread that issues every operation
+//! at its deadline, or as soon after it as possible, without waiting for results.
 //!
 //! On two processors this thread shares with an event thread and a query thread, so it must cost little: an event is a
 //! move into the index's queue, a lookup is an incremented number, the clock is read once for up to [`BATCH`]
-//! operations, and lateness is computed after the end. If nothing is due it sleeps, and at least for a burst: a wake-up
-//! costs some microseconds, more than many operations.
+//! operations, and lateness is computed after the end. If nothing is due the thread sleeps, and at least for a minimum
+//! time: a wake-up costs some microseconds, more than many operations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,16 +17,16 @@ use crate::options::Options;
 use crate::plan::{Columns, Facts, Kind, Plan};
 use crate::subject::Subject;
 
-/// The plan's times, stretched so that the measured part fills the window, in ns from the origin, the moment the
-/// warm-up begins.
+/// Deadlines of a plan's operations, in ns since the beginning of the warm-up. The plan's times are stretched so that
+/// its measured part fills the window of the load test.
 pub(crate) struct Schedule {
-    /// The deadline of each operation.
+    /// Deadline of each operation, in ns.
     pub(crate) due: Vec<u64>,
     /// True for each operation that is a lookup.
     pub(crate) lookups: Vec<bool>,
-    /// The first measured operation; those before are the warm-up.
+    /// Index of the first measured operation; earlier operations are the warm-up.
     pub(crate) first: usize,
-    /// The first measured operation's deadline.
+    /// Deadline of the first measured operation, in ns.
     pub(crate) start: u64,
     pub(crate) window: u64,
     pub(crate) measured: Facts,
@@ -63,12 +63,12 @@ impl Schedule {
         })
     }
 
-    /// The time at which the window closes.
+    /// Time at which the measured window ends, in ns.
     pub(crate) fn close(&self) -> u64 {
         self.start + self.window
     }
 
-    /// The deadlines of the lookups alone, and the number of those before the first measured one.
+    /// Deadlines of the lookups alone, in ns, and the number of lookups before the first measured one.
     pub(crate) fn of_lookups(&self) -> (Vec<u64>, usize) {
         let due = self.due.iter().zip(&self.lookups).filter(|(_, lookup)| **lookup).map(|(&due, _)| due).collect();
         let before = self.lookups[..self.first].iter().filter(|lookup| **lookup).count();
@@ -76,16 +76,16 @@ impl Schedule {
     }
 }
 
-/// Number of operations between two readings of the clock while all are due.
+/// Maximum number of operations issued between two readings of the clock, while all are due.
 const BATCH: usize = 32;
-/// The interval at which the number of queued events is read, in ns.
+/// Interval at which the number of queued events is sampled, in ns.
 const LOOK: u64 = 1_000_000;
-/// The interval at which empty queues are checked for.
+/// Interval at which the generator checks whether all queues are empty.
 const POLL: Duration = Duration::from_micros(50);
-/// The time from now to the first deadline, enough for all threads to start.
+/// Time between the start of the generator and the first deadline, enough for all threads to start.
 const LEAD: Duration = Duration::from_millis(5);
 
-/// Actions of tests before an operation is issued.
+/// Functions that a test lets the generator call before it issues an operation.
 #[derive(Default)]
 pub(crate) struct Hooks {
     #[cfg(test)]
@@ -103,19 +103,19 @@ pub(crate) struct Generator<S: Subject> {
     pub(crate) hooks: Hooks,
 }
 
-/// The generator's measurements, with all times in ns from the origin.
+/// Measurements of the generator, with all times in ns since the beginning of the warm-up.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    /// The batches as (number of operations issued before, time at which they had been issued).
+    /// Number of operations issued before each batch, and the time at which the batch had been issued, in ns.
     pub(crate) batches: Vec<(u32, u64)>,
     pub(crate) lookups: u64,
     pub(crate) events: u64,
     pub(crate) applied: u64,
     pub(crate) answered: u64,
-    /// Numbers of events applied and of lookups answered when the window closed.
+    /// Number of events applied, and number of lookups answered, when the measured window ended.
     pub(crate) at_close: (u64, u64),
     pub(crate) max_queued: u64,
-    /// The time at which all queues were empty.
+    /// Time at which all queues were empty, in ns; `None` if they never were.
     pub(crate) drained_at: Option<u64>,
     pub(crate) trouble: Option<String>,
 }
@@ -193,7 +193,7 @@ impl<S: Subject> Generator<S> {
         out.at_close = (self.subject.applied(), self.lanes.done());
     }
 
-    /// Waits until all operations have been applied and answered, or for `patience`.
+    /// Waits until all operations have been applied and answered, at most until `patience` (ns) has passed.
     fn drain(&self, origin: Instant, patience: u64, out: &mut Outcome) {
         let last = self.schedule.close().saturating_add(patience);
         loop {
@@ -219,7 +219,7 @@ impl<S: Subject> Generator<S> {
         }
     }
 
-    /// Sleeps, and wakes early if interrupted.
+    /// Sleeps for a time, and wakes early if the load test is interrupted.
     fn pause(&self, time: Duration) {
         let start = Instant::now();
         while !self.interrupt.load(Ordering::Relaxed) {

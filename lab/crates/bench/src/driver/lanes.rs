@@ -1,5 +1,5 @@
-//! The query threads. Lookups have no queue of their own: the plan is the queue. The generator increments one number
-//! ("issued"), and any free thread claims the next lookup by incrementing another ("claimed").
+//! Query threads of a load test. Lookups have no queue: the generator increments a number ("issued"), and any free
+//! thread claims the plan's next lookup by incrementing another ("claimed").
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -15,12 +15,13 @@ use crate::machine::between;
 use crate::options::Options;
 use crate::subject::Subject;
 
-/// A value on cache lines of its own (two, as processors fetch pairs), against other threads' writes beside it.
+/// A value on separate cache lines (two, as processors fetch pairs), so that writes of other threads to neighbouring
+/// memory do not slow its use.
 #[repr(align(128))]
 #[derive(Default)]
 struct CacheLines<T>(T);
 
-/// The state of one query thread, read by the others.
+/// State of one query thread that other threads read.
 #[derive(Default)]
 struct State {
     done: AtomicU64,
@@ -28,23 +29,23 @@ struct State {
     thread: OnceLock<Thread>,
 }
 
-/// The state that generator and query threads share.
+/// State shared by the generator and the query threads.
 pub(crate) struct SharedState {
     issued: CacheLines<AtomicUsize>,
     claimed: CacheLines<AtomicUsize>,
     stopped: AtomicBool,
     threads: Vec<CacheLines<State>>,
-    /// The origin of deadlines, set before anything is issued.
+    /// Moment from which deadlines are counted, set before anything is issued.
     origin: OnceLock<Instant>,
 }
 
 impl SharedState {
-    /// Sets the origin of deadlines.
+    /// Sets the moment from which deadlines are counted.
     pub(crate) fn begin(&self, origin: Instant) {
         let _ = self.origin.set(origin);
     }
 
-    /// Issues all lookups up to this number. Wakes as many sleeping threads as there are lookups to claim.
+    /// Issues all lookups before the index `upto`, and wakes as many sleeping threads as there are unclaimed lookups.
     #[inline]
     pub(crate) fn issue(&self, upto: usize) {
         self.issued.0.store(upto, Ordering::Release);
@@ -73,7 +74,7 @@ impl SharedState {
         self.threads.iter().fold(0, |sum: u64, state| sum.saturating_add(state.0.done.load(Ordering::Acquire)))
     }
 
-    /// Stops the claiming of lookups.
+    /// Tells the query threads to claim no more lookups.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
         self.threads.iter().for_each(|state| self.wake(&state.0));
@@ -110,7 +111,7 @@ impl SharedState {
     }
 }
 
-/// Two distributions of the measured lookups.
+/// Distributions of two times of the measured lookups: of the call alone, and from the deadline.
 pub(crate) struct Times {
     pub(crate) service: Histogram<u64>,
     pub(crate) from_deadline: Histogram<u64>,
@@ -122,13 +123,13 @@ impl Default for Times {
     }
 }
 
-/// Makes a histogram of times up to an hour in ns, with three digits.
+/// Creates a histogram of times up to an hour, in ns, with three significant digits.
 pub(crate) fn histogram() -> Histogram<u64> {
     // The library accepts these constant bounds; the second call cannot fail either.
     Histogram::new_with_bounds(1, 3_600_000_000_000, 3).unwrap_or_else(|_| unreachable!("constant bounds"))
 }
 
-/// The query threads of one run.
+/// The query threads of one load test.
 pub(crate) struct Lanes<S: Subject> {
     pub(crate) shared: Arc<SharedState>,
     threads: Vec<JoinHandle<Result<Times, Error>>>,
@@ -180,8 +181,8 @@ impl<S: Subject> Lanes<S> {
         Ok(lanes)
     }
 
-    /// Ends the threads. Returns their times, unless a thread did not end or panicked, and descriptions of the
-    /// problems.
+    /// Ends the query threads, waiting for at most `patience`. Returns the measured times, `None` if a thread did not
+    /// end or panicked, and descriptions of the problems.
     pub(crate) fn finish(self, patience: Duration) -> (Option<Times>, Vec<String>) {
         self.shared.stop();
         let mut all = Times::default();
@@ -206,16 +207,16 @@ impl<S: Subject> Lanes<S> {
 }
 
 impl SharedState {
-    /// True if a query thread has ended, which it does before being stopped only by a panic.
+    /// True if a query thread has panicked, the only way in which it ends before being stopped.
     pub(crate) fn broken(&self) -> bool {
         self.threads.iter().any(|state| state.0.done.load(Ordering::Relaxed) == BROKEN)
     }
 }
 
-/// The mark of a panicked thread, in place of a number of lookups.
+/// Value in place of a thread's number of lookups that marks the thread as panicked.
 const BROKEN: u64 = 1 << 63;
 
-/// A guard that marks its thread as panicked.
+/// Guard that marks its thread as panicked if dropped during a panic.
 struct Watch<'a>(&'a State);
 
 impl Drop for Watch<'_> {
@@ -254,7 +255,7 @@ fn answer_all<S: Subject>(work: &Work<S>, shared: &SharedState, state: &State) -
     }
 }
 
-/// Waits for the end of a thread. Returns true if it came in time.
+/// Waits for the end of a thread, for at most `patience`. Returns true if the thread ended in time.
 pub(super) fn wait_for<T>(thread: &JoinHandle<T>, patience: Duration) -> bool {
     let start = Instant::now();
     while !thread.is_finished() {

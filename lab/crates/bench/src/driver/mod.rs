@@ -1,7 +1,7 @@
-//! One run from beginning to end: build, run, drain, compare, judge.
+//! One load test from beginning to end: create the index, run the plan, drain the queues, compare, judge.
 //!
-//! Threads: the generator issues operations at their deadlines and then watches the queues drain; query threads look
-//! up; the index has event threads of its own. This file's own thread waits for the generator. Data between them is
+//! Threads: the generator issues operations at their deadlines and then waits until the queues are empty; query threads
+//! look up; the index has its own event threads. The calling thread waits for the generator. Data between threads is
 //! passed by counters, never by locks.
 
 mod generator;
@@ -22,29 +22,28 @@ use crate::subject::Subject;
 use generator::{Generator, Hooks, Outcome, Schedule};
 use lanes::{Lanes, wait_for};
 
-/// The description of an index in its result.
+/// Description of a tested index, for the result.
 #[derive(Clone, Debug)]
 pub struct Label {
-    /// The index's name.
+    /// Name of the index.
     pub name: String,
-    /// A short description of the measured thing.
+    /// Short description of the tested index.
     pub about: String,
-    /// The index's origin, with its version.
+    /// Origin of the index, with its version.
     pub version: String,
 }
 
-/// The time to wait for the end of a thread that should have ended: a lookup that never returns must not prevent the
+/// Maximum time to wait for a thread that should have ended, so that a lookup that never returns does not prevent the
 /// result.
 const LAST_LOOKUP: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
-/// Runs a plan against the index that `build` makes.
+/// Runs a plan of events and lookups against the index that `build` creates, and returns the measurements.
 ///
-/// `build` runs on a thread that is pinned to the processors of the event threads, so that threads it starts are, too.
-/// `interrupt` may be set at any time; the run then ends soon, with all its threads.
+/// `build` runs on a thread that is pinned to the processors of the event threads, so that threads started by `build`
+/// are pinned, too. `interrupt` may be set at any time; the load test then ends soon, with all its threads.
 ///
-/// # Errors
-/// [`Error::Options`] if the options are impossible, [`Error::Index`] if the index cannot be made,
-/// [`Error::Interrupted`]. Failures in the run itself are reported in the result.
+/// # Errors [`Error::Options`] if the options are impossible, [`Error::Index`] if the index cannot be created,
+/// [`Error::Interrupted`]. Failures during the load test are reported in the result.
 pub fn run<S: Subject>(
     plan: &Plan,
     options: &Options,
@@ -134,7 +133,7 @@ pub(crate) fn run_with<S: Subject>(
     }))
 }
 
-/// Makes the index on a thread of its own, pinned to the processors of the index's threads.
+/// Creates the index on a new thread, pinned to the processors of the index's threads.
 fn built<S: Subject>(options: &Options, build: impl FnOnce() -> Result<S, Error> + Send) -> Result<S, Error> {
     let cpus = options.pin.get(1 + options.query_threads..).unwrap_or_default();
     let make = || {
@@ -167,7 +166,7 @@ fn on_generator_thread<S: Subject>(
     Err(failed)
 }
 
-/// Drops an index that may take long to end, or never does, waiting only for a moment.
+/// Drops an index whose end may take long or never come, waiting only for a moment.
 fn bury<S: Subject>(subject: Arc<S>) {
     let grave = std::thread::Builder::new().name("kvatlas-bury".to_owned()).spawn(move || drop(subject));
     if let Ok(grave) = grave {

@@ -1,5 +1,5 @@
-//! Tests of the run's own honesty: indexes that are slow, wrong, stuck or broken on purpose, and a generator that
-//! stalls.
+//! Tests that the load test judges correctly: indexes that are slow, wrong, stuck or broken on purpose, and a generator
+//! that stalls.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
@@ -15,28 +15,28 @@ use crate::plan::Columns;
 use crate::subject::Counts;
 use crate::testing::{Mix, plan};
 
-/// Faults of the index under test.
+/// Faults of an index, chosen by a test.
 #[derive(Clone, Copy, Default)]
 struct Faults {
-    /// The time that each event takes.
+    /// Time that applying an event takes.
     slow_event: Duration,
-    /// The time that each lookup takes.
+    /// Time that a lookup takes.
     slow_lookup: Duration,
-    /// The first event that is counted and then dropped.
+    /// Index of the first event that is counted as applied but dropped; `None` to apply all.
     forget_from: Option<u64>,
-    /// True if the index gives every worker one block more.
+    /// True if the index answers one block more than the truth for every worker.
     boast: bool,
-    /// The first event that is never applied.
+    /// Index of the first event that is never applied; `None` to apply all.
     stuck_from: Option<u64>,
     /// True if lookups panic.
     panic: bool,
-    /// True if lookups never return (for a minute).
+    /// True if lookups do not return for a minute.
     hang: bool,
-    /// True if the index does not list its holdings.
+    /// True if the index cannot list its holdings.
     silent: bool,
 }
 
-/// The reference with faults, fed by a thread of its own. Its events are kept for the tests.
+/// The reference index with faults, and a thread that applies its events. The events are kept for the tests.
 struct FaultyFeed {
     faults: Faults,
     index: Mutex<ReferenceIndex>,
@@ -76,7 +76,7 @@ impl FaultyFeed {
     }
 }
 
-/// The index and its thread, ended together.
+/// A faulty index and its event thread, which end together.
 struct FaultySubject(Arc<FaultyFeed>, Option<std::thread::JoinHandle<()>>);
 
 impl FaultySubject {

@@ -1,4 +1,4 @@
-//! The result of a run, with the verdict on its validity.
+//! Result of a load test, with the verdict on its validity.
 
 use hdrhistogram::Histogram;
 
@@ -12,7 +12,7 @@ use crate::plan::Plan;
 use crate::result::{self, BacklogCounts, IssuedCounts, Memory, PlanFacts, Rates, RunResult};
 use crate::subject::Counts;
 
-/// Data of a finished run.
+/// Data of a finished load test, from which its result is computed.
 pub(crate) struct Run<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) options: &'a Options,
@@ -27,11 +27,11 @@ pub(crate) struct Run<'a> {
     pub(crate) comparison: Option<Comparison>,
 }
 
-/// Deadline of the last operation, in windows.
+/// Latest valid time for issuing the last operation, as a multiple of the measured window.
 const ISSUE_SPAN: f64 = 1.01;
-/// Deadline for completing everything, in windows.
+/// Latest valid time for completing all operations, as a multiple of the measured window.
 const KEPT_UP: f64 = 1.1;
-/// Largest share of the events, and of the lookups, that may be queued at the window's close.
+/// Largest valid share of the events, and of the lookups, that are queued at the end of the measured window.
 const QUEUED: f64 = 0.05;
 
 pub(crate) fn verdict(run: Run<'_>) -> RunResult {
@@ -150,7 +150,8 @@ pub(crate) fn verdict(run: Run<'_>) -> RunResult {
     }
 }
 
-/// The lateness of each measured operation: the time at which its batch had been issued, minus its own deadline.
+/// Distribution of the lateness of measured operations: the time at which an operation's batch had been issued, minus
+/// the operation's deadline.
 fn lag(schedule: &Schedule, outcome: &Outcome) -> Option<Histogram<u64>> {
     let mut lag = histogram();
     let mut next = 0;

@@ -1,4 +1,4 @@
-//! A plan whose columns have been checked.
+//! A plan of a load test whose columns have been checked.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use super::file::checksum;
 use super::{Columns, Kind, Op, check};
 use crate::error::Error;
 
-/// Counts of a plan's contents, or of a part of it.
+/// Counts of a plan's operations and blocks, or those of a part of the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Facts {
     /// Number of operations.
@@ -32,7 +32,7 @@ pub struct Facts {
     pub workers: u64,
     /// Number of tokens in a block.
     pub block_size: u64,
-    /// The time from the first operation to the last, in ns.
+    /// Time from the first operation to the last, in ns.
     pub span_ns: u64,
 }
 
@@ -50,7 +50,8 @@ impl Facts {
     }
 }
 
-/// A checked plan. Equal columns make equal plans, equal files and equal digests.
+/// A checked plan of a load test: the operations on an index, each with its time. Plans with equal columns are equal,
+/// and have equal files and digests.
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) columns: Columns,
@@ -59,7 +60,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Checks columns and makes a plan of them.
+    /// Checks columns and creates a plan from them.
     ///
     /// # Errors
     /// [`Error::Plan`] with the column, the operation and the valid values.
@@ -69,7 +70,7 @@ impl Plan {
         Ok(Self { columns, facts, digest: OnceLock::new() })
     }
 
-    /// The plan of the first operations alone: `share` of them, at least one if the plan has any. O(plan).
+    /// Plan of only the first operations: the given share, at least one if the plan has any. O(plan).
     #[must_use]
     pub fn beginning(&self, share: f64) -> Self {
         let c = &self.columns;
@@ -99,7 +100,7 @@ impl Plan {
         self.columns.times.is_empty()
     }
 
-    /// The columns.
+    /// The plan's columns: one list for each property of the operations.
     #[must_use]
     pub fn columns(&self) -> &Columns {
         &self.columns
@@ -111,7 +112,7 @@ impl Plan {
         self.facts
     }
 
-    /// Counts of a part of the plan. O(operations in it).
+    /// Counts of a part of the plan. O(operations in the part).
     ///
     /// # Panics
     /// If the range is outside the plan.
@@ -120,13 +121,13 @@ impl Plan {
         facts(&self.columns, ops)
     }
 
-    /// The plan's digest: 32 hexadecimal digits, equal only for equal columns. XXH3-128 of the file's contents.
+    /// Digest of the plan, 32 hexadecimal digits: the XXH3-128 of the plan's file, equal only for equal columns.
     #[must_use]
     pub fn digest(&self) -> String {
         format!("{:032x}", self.digest.get_or_init(|| checksum(&self.columns)))
     }
 
-    /// The time of an operation, in ns from the plan's start.
+    /// Time of the operation with the index `op`, in ns from the plan's start.
     ///
     /// # Panics
     /// If the operation does not exist.
@@ -135,7 +136,7 @@ impl Plan {
         self.columns.times[op]
     }
 
-    /// An operation.
+    /// The operation with the index `op`.
     ///
     /// # Panics
     /// If the operation does not exist.

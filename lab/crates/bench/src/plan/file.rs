@@ -1,4 +1,4 @@
-//! A plan's file: saving and loading. It has a head of fixed size, the columns one after another, and a checksum; all
+//! Saving and loading of a plan's file: a header of fixed size, the columns one after another, and a checksum; all
 //! little endian.
 //!
 //! ```text
@@ -7,7 +7,7 @@
 //! XXH3-128 of all that u128
 //! ```
 //!
-//! The format has no options, so equal plans are equal bytes.
+//! The format has no options, so equal plans have equal bytes.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -26,7 +26,7 @@ pub(super) const CHECKSUM: usize = 16;
 /// Number of bytes converted at once.
 pub(super) const CHUNK: usize = 1 << 16;
 
-/// The XXH3-128 of a plan file's contents before its checksum.
+/// Checksum of a plan: the XXH3-128 of its file's contents before the checksum.
 pub(super) fn checksum(columns: &Columns) -> u128 {
     let mut sink = Sink { out: io::sink(), sum: Xxh3Default::new() };
     // A sink cannot fail.
@@ -108,7 +108,7 @@ impl<R: Read> Source<R> {
 }
 
 impl Plan {
-    /// Writes the plan to a file, which appears under its name only once it is complete.
+    /// Writes the plan to a file, which appears under its name only when complete.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -132,11 +132,10 @@ impl Plan {
         })
     }
 
-    /// Reads a plan from a file, and checks it as [`Plan::new`] does.
+    /// Reads a plan from a file, and checks it like [`Plan::new`].
     ///
-    /// # Errors
-    /// [`Error::Io`] if the file cannot be read, [`Error::File`] if it is not a plan, of another version, truncated or
-    /// altered.
+    /// # Errors [`Error::Io`] if the file cannot be read, [`Error::File`] if it is not a plan, has another version, or
+    /// is truncated or altered.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let io = |source| Error::Io { path: path.display().to_string(), source };
         let wrong = |what: &str| Error::File { path: path.display().to_string(), what: what.to_owned() };

@@ -1,4 +1,5 @@
-//! A plan: the operations on an index, each with its time. Columns, because a plan has millions of operations.
+//! A plan of a load test: the operations on an index, each with its time. Stored in columns, because a plan has
+//! millions of operations.
 
 mod checked;
 mod file;
@@ -8,43 +9,43 @@ use kvatlas_index::BlockHash;
 
 pub use checked::{Facts, Plan};
 
-/// One operation of a plan.
+/// One operation of a plan: a lookup, a store, a removal or a clear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op<'p> {
-    /// A lookup: see [`Kind::Lookup`].
+    /// A request's prompt is looked up.
     Lookup {
-        /// The worker on which the request runs.
+        /// Worker on which the request runs.
         worker: WorkerId,
-        /// The content hash of each block of the prompt.
+        /// Content hashes of the prompt's blocks.
         contents: &'p [u64],
     },
-    /// A store: see [`Kind::StoreRoot`] and [`Kind::StoreAfter`].
+    /// A worker has cached consecutive blocks.
     Store {
-        /// The worker that cached the blocks.
+        /// Worker that cached the blocks.
         worker: WorkerId,
-        /// The block before the first, or `None` at the start of a prompt.
+        /// Block hash of the block before the first, or `None` at the start of a prompt.
         parent: Option<u64>,
-        /// Block hashes, in chain order.
+        /// Block hashes of the blocks, in chain order.
         names: &'p [u64],
-        /// Content hashes, as many as block hashes.
+        /// Content hashes of the blocks, one for each block hash.
         contents: &'p [u64],
     },
-    /// A removal: see [`Kind::Remove`].
+    /// A worker has evicted blocks.
     Remove {
-        /// The worker that evicted the blocks.
+        /// Worker that evicted the blocks.
         worker: WorkerId,
-        /// Block hashes.
+        /// Block hashes of the evicted blocks.
         names: &'p [u64],
     },
-    /// A clear: see [`Kind::Clear`].
+    /// A worker has lost all its blocks.
     Clear {
-        /// The worker that lost everything.
+        /// Worker that lost its blocks.
         worker: WorkerId,
     },
 }
 
 impl Op<'_> {
-    /// The worker of the operation.
+    /// Worker of the operation.
     #[must_use]
     pub fn worker(&self) -> WorkerId {
         match *self {
@@ -55,7 +56,7 @@ impl Op<'_> {
         }
     }
 
-    /// The operation as an owned change; `None` for a lookup.
+    /// Copy of the operation as a change of the index; `None` for a lookup.
     #[must_use]
     pub fn change(&self) -> Option<Change> {
         let owned = |names: &[u64]| names.iter().copied().map(BlockHash).collect();
@@ -73,19 +74,19 @@ impl Op<'_> {
     }
 }
 
-/// The kind of an operation.
+/// Kind of an operation of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// A request's prompt is looked up.
+    /// Lookup of a request's prompt.
     Lookup = 0,
-    /// Consecutive blocks from the start of a prompt were cached.
+    /// Store of consecutive blocks from the start of a prompt.
     StoreRoot = 1,
-    /// Consecutive blocks that continue a parent were cached.
+    /// Store of consecutive blocks after a parent block.
     StoreAfter = 2,
-    /// Blocks were evicted.
+    /// Eviction of blocks.
     Remove = 3,
-    /// A worker lost everything.
+    /// Loss of all blocks of a worker.
     Clear = 4,
 }
 
@@ -95,33 +96,33 @@ impl Kind {
     }
 }
 
-/// The columns of a plan, unchecked. `times` to `parents` have one item for each operation.
+/// Columns of a plan, unchecked. The columns from `times` to `parents` have one item for each operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
-    /// The times of the operations, in ns from the plan's start, in non-decreasing order.
+    /// Times of the operations, in ns from the plan's start, never decreasing.
     pub times: Vec<u64>,
-    /// The kinds of the operations: see [`Kind`].
+    /// Kinds of the operations, as numbers of [`Kind`].
     pub kinds: Vec<u8>,
-    /// The workers of the operations: the event's, or the one on which a lookup's request runs.
+    /// Workers of the operations: the worker of an event, or the worker on which a lookup's request runs.
     pub workers: Vec<u32>,
-    /// The offset of an operation's blocks: in `contents` (lookup), in `names` and `contents` alike (stores), in
+    /// Index of each operation's first block: in `contents` (lookup), in `names` and `contents` alike (stores), in
     /// `removed` (remove). 0 for a clear.
     pub starts: Vec<u64>,
-    /// The number of blocks of an operation, 0 for a clear.
+    /// Number of blocks of each operation, 0 for a clear.
     pub lengths: Vec<u32>,
-    /// The block that a store continues; 0 for everything else.
+    /// Block hash of the block that a store continues; 0 for all other operations.
     pub parents: Vec<u64>,
     /// Content hashes of the blocks of lookups and stores.
     pub contents: Vec<u64>,
-    /// Block hashes of the stores' blocks, as long as `contents`.
+    /// Block hashes of the stored blocks, as long as `contents`.
     pub names: Vec<u64>,
-    /// Block hashes of evicted blocks.
+    /// Block hashes of the evicted blocks.
     pub removed: Vec<u64>,
     /// Number of workers, numbered from 0.
     pub worker_count: u32,
     /// Number of tokens in a block.
     pub block_size: u32,
-    /// A JSON object that describes the plan's source.
+    /// JSON object that describes the plan's source.
     pub meta: String,
 }
 

@@ -1,21 +1,22 @@
-//! Rung 5: the radix tree of [`super::radix`] with a read-write lock in each node, changed and read by many threads.
+//! Rung 5 of the ladder of index designs: the radix tree of [`super::radix`] with a read-write lock in each node,
+//! changed and read by many threads.
 //!
-//! A lookup descends hand over hand: it holds a node's read lock until it has the child's. It runs in the
-//! caller's thread and allocates nothing per node. Each worker's table of names has a lock of its own, which is
-//! uncontended as long as one worker's changes come from one thread (as in an [`EventPool`](super::pool::EventPool)).
+//! A lookup descends hand over hand: it holds a node's read lock until it has the child's. It runs in the caller's
+//! thread and allocates nothing per node. Each worker's table of names has a lock of its own, which is uncontended as
+//! long as one worker's changes come from one thread (as in an [`EventPool`](super::pool::EventPool)).
 //!
 //! # Locks
-//! Locks are taken in this order, never an earlier one while a later one is held:
-//! 1. the list of workers (let go before the next),
+//! Locks are acquired in this order, never an earlier one while a later one is held:
+//! 1. the list of workers (released before the next),
 //! 2. a worker's names, for the whole of a change,
 //! 3. nodes: at most two at a time, a parent and then its child as the parent's lock shows it,
 //! 4. the list of free slots.
 //!
 //! A link between two nodes changes only under the locks of both, or while one of them is not in the tree. A thread
 //! that waits for a node while holding its parent therefore waits along an edge of a tree, and edges of a tree form no
-//! cycle. A parent is also taken from below, but only without waiting.
+//! cycle. A parent is also locked from below, but only without waiting.
 //!
-//! # A node lives as long as someone needs it
+//! # Lifetime of a node
 //! A holder of a block keeps its node in the tree, so a worker's own change may release all locks and return to a node
 //! that the worker holds. The thread that removes the last holder or the last child of a node removes the node as well,
 //! for which it needs the parent's lock. If it has to release the node to wait for that lock, it then checks whether
@@ -24,7 +25,7 @@
 //! Slots may be reused at any time between these checks: a node is unlinked if it is dead under both locks, which is
 //! correct whichever thread emptied it.
 //!
-//! # What an answer is worth while changes happen
+//! # Accuracy of an answer during changes
 //! While a lookup overlaps with changes of a worker, its depth for the worker is
 //! - **never less than the smallest true depth** during the call: the walk ends for the worker at a block that it did
 //!   not hold at that moment;
@@ -35,8 +36,8 @@
 //!
 //! A store appears block by block from its beginning where nodes exist, then the new rest of it all at once.
 //!
-//! # Where it differs from the reference
-//! The same as in [`super::radix`]: orphans are refused, two names for one position are one block, a name announced
+//! # Differences from the reference
+//! They are those of [`super::radix`]: orphans are refused, two names for one position are one block, a name announced
 //! elsewhere moves alone. (During the move the worker holds both positions for a moment.) Slots of nodes are reused,
 //! but freed only with the tree.
 
@@ -55,15 +56,15 @@ use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId,
 use crate::radix::{ActiveWorkers, NameEnd, Names, NodeId};
 use kvatlas_index::BlockHash;
 
-/// A worker's names in the tree.
+/// Nodes that a worker holds in the tree, by block hash.
 #[derive(Debug, Default)]
 struct Member {
     names: Names,
-    /// True once the worker was dropped: a thread that waited for the lock must look the worker up again.
+    /// True once the worker was removed: a thread that waited for the lock must look the worker up again.
     gone: bool,
 }
 
-/// A radix tree with one block and one lock per node. See the [module](self).
+/// A radix tree with one block and one lock per node, for many threads. See the [module](self).
 #[derive(Debug)]
 pub struct ConcurrentRadixTree {
     nodes: Nodes,
@@ -78,7 +79,7 @@ impl Default for ConcurrentRadixTree {
     }
 }
 
-/// Marks a place where other threads may interleave. Returns false, except at times in tests.
+/// Test hook, called where another thread may run in between. Returns false, except sometimes in tests.
 #[inline]
 fn pause() -> bool {
     #[cfg(test)]
@@ -87,14 +88,15 @@ fn pause() -> bool {
     false
 }
 
-/// The root of chains that begin with this block.
+/// Root of the chains whose first block has the given content hash. There are several roots, which share the load of
+/// locking.
 fn root_of(content: u64) -> NodeId {
     // Content hashes may be small numbers in tests and replays, so the low bits are used.
     (content % u64::from(ROOTS)) as NodeId
 }
 
 impl ConcurrentRadixTree {
-    /// Makes an empty tree.
+    /// Creates an empty tree.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -105,7 +107,8 @@ impl ConcurrentRadixTree {
         }
     }
 
-    /// Calls `change` with a worker's names, created if `register`; `None` if the worker is unknown.
+    /// Calls `change` with a worker's block hashes and their nodes. An unknown worker is added if `register`; else the
+    /// result is `None`.
     fn with<R>(&self, worker: WorkerId, register: bool, change: impl FnOnce(&mut Names) -> R) -> Option<R> {
         loop {
             let known = self.members.read().get(&worker).cloned();
@@ -129,7 +132,7 @@ impl ConcurrentRadixTree {
         refusal
     }
 
-    /// Stores blocks under `at`, which is a root or held by `worker`.
+    /// Stores blocks below the node `at`, which must be a root or held by `worker`.
     fn extend(&self, worker: WorkerId, names: &mut Names, mut at: NodeId, blocks: &[BlockHash], contents: &[u64]) {
         // Nodes that lose a name to another position, processed when no lock is held.
         let mut left = Vec::new();
@@ -159,8 +162,8 @@ impl ConcurrentRadixTree {
         self.leave_all(worker, left.into_iter().filter(|&node| names.lose(node)));
     }
 
-    /// Makes `worker` a holder of the existing nodes of `blocks` below `at`, and `at` the last of them. Returns the
-    /// number of these nodes.
+    /// Adds `worker` to the holders of the existing nodes for the leading `blocks` below `at`, and sets `at` to the
+    /// last of these nodes. Returns their number.
     fn join(
         &self,
         worker: WorkerId,
@@ -188,7 +191,7 @@ impl ConcurrentRadixTree {
         blocks.len()
     }
 
-    /// Removes `worker` from these nodes, and dead nodes from the tree.
+    /// Removes `worker` from the holders of the given nodes, and nodes without holders and children from the tree.
     fn leave_all(&self, worker: WorkerId, nodes: impl IntoIterator<Item = NodeId>) {
         let mut freed = Vec::new();
         for node in nodes {

@@ -1,4 +1,4 @@
-//! The nodes of the concurrent tree: slots that never move, each with a lock of its own.
+//! Nodes of the concurrent radix tree: slots that never move, each with a lock.
 //!
 //! A reference count in each node (`Arc`) would keep nodes alive as well, but a lookup would then write to it twice at
 //! every step, besides the lock. A slot is addressed by its number alone. Slots are allocated in chunks that grow with
@@ -13,21 +13,21 @@ use parking_lot::{Mutex, RwLock};
 use crate::interface::WorkerId;
 use crate::radix::{Children, NodeId, WorkerSet};
 
-/// Number of parents of the first blocks: several, so that unrelated prompts do not contend for one lock.
+/// Number of root nodes, under which first blocks are: several, so that unrelated prompts do not contend for one lock.
 pub(super) const ROOTS: NodeId = 64;
 
-/// Number of slots in each of the first chunks, and of chunks per doubling of the number of slots.
+/// Number of slots in each of the first chunks.
 const FIRST: usize = 64;
 const FINENESS: u32 = 4;
-/// Number of doublings to reach all 32-bit numbers.
+/// Number of doublings of the number of slots until all 32-bit numbers are used.
 const DOUBLINGS: usize = 23;
 
-/// The contents of a slot, behind its lock.
+/// Contents of a slot, behind its lock: a node of the tree.
 #[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) holders: WorkerSet,
     pub(super) children: Children,
-    /// The content hash under which `parent` links to this node.
+    /// Content hash by which the parent refers to the node.
     pub(super) content: u64,
     pub(super) parent: NodeId,
 }
@@ -39,16 +39,16 @@ impl Node {
     }
 }
 
-/// One node, on a cache line of its own.
+/// A slot for one node, on a separate cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Slot(pub(super) RwLock<Node>);
 
-/// The unused slots.
+/// Slots without a node.
 #[derive(Debug)]
 struct FreeSlots {
     returned: Vec<NodeId>,
-    /// The first slot that was never used, like all after it.
+    /// Number of the first slot that was never used; all later slots were not used either.
     unused: usize,
 }
 
@@ -56,12 +56,12 @@ struct FreeSlots {
 pub(super) struct Nodes {
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
     free: Mutex<FreeSlots>,
-    /// A copy of `unused` in `free`, readable without the lock.
+    /// Copy of the number `unused` in `free`, readable without the lock.
     unused: AtomicUsize,
 }
 
-/// The chunk of a slot, and its index in the chunk. Chunks are numbered like floating point numbers: by the position of
-/// the leading one, then the next bits.
+/// Chunk of the slot `id`, and the slot's index in the chunk. Chunks are numbered like floating point numbers: by the
+/// position of the leading one, then the next bits.
 #[inline]
 fn locate(id: NodeId) -> (usize, usize) {
     let number = id as usize + (FIRST << FINENESS);
@@ -89,19 +89,19 @@ impl Nodes {
         &slots[offset].0
     }
 
-    /// Number of nodes in the tree, and of slots about to enter or leave it.
+    /// Number of nodes in the tree, including slots about to enter or leave it.
     pub(super) fn live(&self) -> usize {
         let free = self.free.lock();
         free.unused - ROOTS as usize - free.returned.len()
     }
 
-    /// True if a store of `blocks` blocks may begin. Half of all numbers are reserved for stores that have begun: one
-    /// would need two thousand million blocks to exhaust them.
+    /// True if there are enough slots to begin a store of `blocks` blocks. Half of all numbers are reserved for stores
+    /// that have begun: a single store would need two thousand million blocks to exhaust them.
     pub(super) fn has_room(&self, blocks: usize) -> bool {
         self.unused.load(Ordering::Relaxed) + blocks <= NodeId::MAX as usize / 2
     }
 
-    /// Takes unused slots.
+    /// Removes `count` slots from the free ones, and appends their numbers to `ids`.
     pub(super) fn take(&self, count: usize, ids: &mut Vec<NodeId>) {
         let mut free = self.free.lock();
         let used = free.returned.len().saturating_sub(count);
@@ -112,7 +112,7 @@ impl Nodes {
         self.unused.store(free.unused, Ordering::Relaxed);
     }
 
-    /// Returns emptied slots.
+    /// Adds emptied slots to the free ones.
     pub(super) fn give_back(&self, ids: &[NodeId]) {
         if ids.is_empty() {
             return;
@@ -127,10 +127,10 @@ impl Nodes {
     }
 }
 
-/// Makes a chain of nodes outside the tree, all held by `worker`; the first will be linked under `parent`.
+/// Creates a chain of nodes outside the tree, all held by `worker`. The first node will be linked under `parent`.
 ///
-/// The chain is made from its end, so that a slot is never empty while another links to it: a thread with an outdated
-/// number of the slot, which checks whether it can be removed from the tree, finds it held.
+/// The chain is created from its end, so that a slot is never empty while another links to it: a thread with an
+/// outdated number of the slot, which checks whether the node can be removed from the tree, finds that it is held.
 pub(super) fn make_chain(nodes: &Nodes, ids: &[NodeId], contents: &[u64], parent: NodeId, worker: WorkerId) {
     let mut children = Children::None;
     for (at, (&id, &content)) in ids.iter().zip(contents).enumerate().rev() {
@@ -140,8 +140,8 @@ pub(super) fn make_chain(nodes: &Nodes, ids: &[NodeId], contents: &[u64], parent
     }
 }
 
-/// Empties a chain that was never linked into the tree, from its beginning, so that a slot is never empty while another
-/// links to it.
+/// Empties the slots of a chain that was never linked into the tree, from its beginning, so that a slot is never empty
+/// while another links to it.
 pub(super) fn unmake_chain(nodes: &Nodes, ids: &[NodeId]) {
     for &id in ids {
         *nodes.at(id).write() = Node::default();

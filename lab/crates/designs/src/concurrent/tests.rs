@@ -1,4 +1,4 @@
-//! Tests of the concurrent tree: in one thread against the reference, in several against known bounds.
+//! Tests of the concurrent radix tree: in one thread against the reference, in several against known bounds.
 
 use std::cell::Cell;
 use std::sync::Barrier;
@@ -13,11 +13,11 @@ use kvatlas_index::BlockHash;
 use kvatlas_testing::seeds;
 
 thread_local! {
-    /// Percentage of pauses in which this thread yields, and the state of the random generator.
+    /// Percentage of pauses in which a test's thread yields to others, and the state of its random generator.
     static COURTESY: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Yields to other threads at times. Returns true then, so that the lock counts as taken.
+/// Yields to other threads at random. Returns true after yielding, so that the caller treats the lock as taken.
 pub(super) fn come_between() -> bool {
     COURTESY.with(|courtesy| {
         let (percent, state) = courtesy.get();
@@ -82,7 +82,7 @@ fn a_million_blocks_deep() {
 }
 
 /// Lets threads grow and cut the same few chains. The final holdings of each worker do not depend on the interleaving,
-/// so they must equal those of one thread with the same changes: no node lost, and none left over.
+/// so they must equal those of one thread with the same changes: no node is lost, and none is left over.
 #[test]
 fn threads_that_meet_everywhere_leave_what_one_thread_would() {
     const THREADS: u64 = 4;
@@ -130,8 +130,8 @@ fn threads_that_meet_everywhere_leave_what_one_thread_would() {
     }
 }
 
-/// Gives the change to a worker that belongs to the thread; some are inverted, so that threads store while others
-/// remove.
+/// Copy of a change for a worker that belongs to the thread; some changes are inverted, so that threads store while
+/// others remove.
 fn owned_by(change: &Change, thread: u64, dice: u64) -> Change {
     let worker = (change.worker() % 5) + thread as WorkerId * 40;
     match change.clone() {
@@ -147,10 +147,10 @@ fn owned_by(change: &Change, thread: u64, dice: u64) -> Change {
     }
 }
 
-/// The two bounds on a worker's depth in one chain during a change.
+/// Smallest and largest true depth of a worker in one chain during a change.
 #[derive(Default)]
 struct Bounds {
-    /// Number of begun and ended changes: odd during a change.
+    /// Number of begun and ended changes: odd while a change is in progress.
     version: AtomicU64,
     before: AtomicU64,
     after: AtomicU64,
@@ -166,7 +166,8 @@ impl Bounds {
 const DEPTH: u64 = 40;
 const CHAINS: u64 = 6;
 
-/// The content hashes of a chain. Chains part early, late and at the root.
+/// Content hashes of a chain's blocks. The chains of different numbers differ from an early or a late block on, or from
+/// the first.
 fn chain(number: u64) -> Vec<u64> {
     (0..DEPTH)
         .map(|at| if at < [0, 1, 5, 20, 38, 39][number as usize] { at + 1 } else { (number + 1) << 32 | at })
@@ -174,7 +175,8 @@ fn chain(number: u64) -> Vec<u64> {
 }
 
 /// Looks up while one worker's holdings stay a prefix of each chain, as an engine's do. Every depth must then lie
-/// between the smallest and the largest true one during the call, whatever other workers do to the same nodes.
+/// between the smallest and the largest true one during the call, regardless of other workers' changes of the same
+/// nodes.
 #[test]
 fn depths_lie_between_the_smallest_and_the_largest_true_ones() {
     const WRITERS: u64 = 3;

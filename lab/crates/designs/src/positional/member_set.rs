@@ -1,22 +1,22 @@
-//! A set of small numbers (workers, or groups of workers), compact at any size and quick to compare.
+//! A set of small numbers (workers, or groups of workers), compact at any size and fast to compare.
 //!
-//! Few members are a sorted list, the first four of it inline; many are a bitset, once that has no more words than
-//! members. A list's size does not depend on its largest number, so sparse numbers are safe.
+//! Few members are stored as a sorted list, the first four of it inline; many as a bitset, once that has no more words
+//! than members. A list's size does not depend on its largest number, so sparse numbers are safe.
 
 use smallvec::SmallVec;
 
 use crate::collections::{each_bit, has_bit, to_words};
 
-/// A set of members. Equal sets may have different forms, which no code compares.
+/// A set of workers or groups by number. Equal sets may be stored in different forms.
 #[derive(Clone, Debug)]
 pub(crate) enum MemberSet {
-    /// The members, sorted.
+    /// Members as a sorted list.
     List(SmallVec<[u32; 4]>),
-    /// The members as bits: bit `i % 64` of word `i / 64` is member `i`; the last word is not zero.
+    /// Members as bits: bit `i % 64` of word `i / 64` is member `i`; the last word is not zero.
     Bits { words: Vec<u64>, count: u32 },
 }
 
-/// The number of members below which a list is faster than bits, whatever the numbers.
+/// Number of members below which a sorted list is faster than bits, for any numbers.
 const FEW: usize = 8;
 
 impl Default for MemberSet {
@@ -26,7 +26,7 @@ impl Default for MemberSet {
 }
 
 impl MemberSet {
-    /// Makes the set of one member.
+    /// Creates the set of one member.
     pub(crate) fn of(member: u32) -> Self {
         Self::List(SmallVec::from_slice(&[member]))
     }
@@ -61,7 +61,7 @@ impl MemberSet {
         }
     }
 
-    /// Adds a member. Returns true if it is new.
+    /// Adds a member. Returns true if the set did not contain it.
     pub(crate) fn insert(&mut self, member: u32) -> bool {
         match self {
             Self::List(list) => {
@@ -93,7 +93,7 @@ impl MemberSet {
         }
     }
 
-    /// Removes a member. Returns true if it was one.
+    /// Removes a member. Returns true if the set contained it.
     pub(crate) fn remove(&mut self, member: u32) -> bool {
         match self {
             Self::List(list) => {
@@ -116,7 +116,7 @@ impl MemberSet {
         }
     }
 
-    /// True if `other` has every member of this set.
+    /// True if every member of this set is also in `other`.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
         if self.len() > other.len() {
             return false;
@@ -136,7 +136,7 @@ impl MemberSet {
         }
     }
 
-    /// Number of common members.
+    /// Number of members that are also in `other`.
     pub(crate) fn common(&self, other: &Self) -> usize {
         match (self, other) {
             (Self::List(mine), Self::List(others)) => {
@@ -161,7 +161,7 @@ impl MemberSet {
         }
     }
 
-    /// Keeps the members that are also in `other`, and calls `dropped` with every other member, in order.
+    /// Keeps only the members that are also in `other`, and calls `dropped` with every removed member, in order.
     pub(crate) fn keep_within(&mut self, other: &Self, mut dropped: impl FnMut(u32)) {
         match (&mut *self, other) {
             (Self::Bits { words: mine, count }, Self::Bits { words: others, .. }) => {
@@ -206,7 +206,7 @@ impl MemberSet {
         }
     }
 
-    /// Drops empty words at the end, and becomes a list if bits no longer pay.
+    /// Removes empty words at the end, and converts the bits to a list if that needs less memory.
     fn settle(&mut self) {
         let Self::Bits { words, count } = self else { return };
         while words.last() == Some(&0) {
@@ -227,7 +227,7 @@ impl MemberSet {
     }
 }
 
-/// True if the longer of two sorted lists has every member of the shorter.
+/// True if every member of the sorted list `short` is also in the sorted list `long`.
 fn list_within(short: &[u32], long: &[u32]) -> bool {
     if long.len() > 8 * short.len() {
         return short.iter().all(|member| long.binary_search(member).is_ok());

@@ -1,4 +1,5 @@
-//! Rung 6: the positional map. (position, content hash) leads directly to the holders, so a search may leap.
+//! Rung 6 of the ladder of index designs: the positional map. A pair of position and content hash leads directly to the
+//! holders, so a search may leap.
 //!
 //! ```text
 //!  query   c0  c1  c2  c3  c4  c5  c6  c7  c8 ...
@@ -11,11 +12,11 @@
 //! D blocks and W holders of its first block cost D/J probes, each a comparison of two sets (W/64 words or a short
 //! list), and at most J more for each leap in which a worker drops: O(D/J + W) where W is small against a set's words.
 //!
-//! # What it takes for granted, and gets wrong
+//! # Assumptions and known errors
 //!
-//! Each deviation has a test of its name in `tests/designs/positional.rs`. *Lazy hashes* and *leaps over holes* belong
-//! to the idea and are corrected by [`Options::strict`]; the others come from resolving names to places when a block is
-//! announced.
+//! Each known error has a test of its name in `tests/designs/positional.rs`. *Lazy hashes* and *leaps over holes*
+//! belong to the idea and are corrected by [`Options::strict`]; the others come from resolving names to places when a
+//! block is announced.
 //!
 //! - **Lazy hashes.** The prefix of a query is hashed only where an entry has several prefixes. A single prefix is
 //!   trusted: of a worker that stored `[B]` and `[A, X]`, the query `[B, X]` gets 2 blocks, since (1, X) is held, if
@@ -34,7 +35,7 @@
 //! A name announced again at its place changes nothing: names are counted once, as with
 //! [`kvatlas_index::Config::count_copies`]` = false`.
 //!
-//! # While others change it
+//! # Lookups during changes
 //!
 //! Lookups run on the caller's thread and lock one small table at a time, for reading. The answer is not of one moment,
 //! but the depth of a worker without holes is never below its smallest and never above its largest true depth during
@@ -62,16 +63,16 @@ pub(crate) use table::Table;
 pub use worker_blocks::SparsePositions;
 pub(crate) use worker_blocks::{Coverage, Top};
 
-/// A block of a store.
+/// A block of a store event, with its two hashes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoredBlock {
-    /// The engine's name of the block.
+    /// Block hash, the engine's identity of the block.
     pub block_hash: BlockHash,
-    /// The content hash of the block's tokens.
+    /// Content hash of the block's tokens.
     pub content_hash: u64,
 }
 
-/// The positional index.
+/// The positional index: a map from position and content hash to the workers that hold the block, searched in leaps.
 #[derive(Debug)]
 pub struct PositionalIndexer {
     options: Options,
@@ -83,11 +84,12 @@ pub struct PositionalIndexer {
     unknown_removals: AtomicU64,
 }
 
-/// Number of locks of the one map: more than threads ever contend for, few enough to be cheap when empty (16 KiB).
+/// Number of locks of a single map: more than threads ever contend for, few enough to need little memory when empty (16
+/// KiB).
 const SHARDS: usize = 256;
 
 impl PositionalIndexer {
-    /// Makes an empty index.
+    /// Creates an empty index.
     ///
     /// # Errors
     /// If `jump_size` is 0.
@@ -98,7 +100,8 @@ impl PositionalIndexer {
         Ok(Self::assemble(options, SHARDS, None))
     }
 
-    /// Makes an index with checked options; `shards` is a power of two.
+    /// Creates an empty index with options that were checked. `shards`: number of locks, a power of two; `coverage`:
+    /// the top level that gets reports, if there is one.
     pub(crate) fn assemble(options: Options, shards: usize, coverage: Option<Coverage>) -> Self {
         Self {
             options,
@@ -111,12 +114,11 @@ impl PositionalIndexer {
         }
     }
 
-    /// Records that a worker cached consecutive blocks of one chain; the first continues `parent`, each other the one
-    /// before it. An empty list changes nothing, whatever the parent.
+    /// Records that a worker cached consecutive blocks of one chain, the first of them after `parent`. An empty list
+    /// changes nothing, for any parent.
     ///
-    /// # Errors
-    /// [`Refusal::UnknownParent`] if the worker does not hold the parent, [`Refusal::Full`] if the chain would exceed
-    /// 32-bit positions. Nothing has changed then.
+    /// # Errors [`Refusal::UnknownParent`] if the worker does not hold the parent, [`Refusal::Full`] if the chain would
+    /// exceed 32-bit positions. Nothing was changed then.
     pub fn apply_stored(
         &self,
         worker: WorkerId,
@@ -126,7 +128,8 @@ impl PositionalIndexer {
         self.store_blocks(worker, parent, blocks.iter().map(|block| (block.block_hash, block.content_hash)))
     }
 
-    /// Records that a worker evicted blocks, in any order. Names that are not held change nothing, and are counted.
+    /// Records that a worker evicted blocks, in any order. Block hashes that are not held change nothing, and are
+    /// counted.
     pub fn apply_removed(&self, worker: WorkerId, block_hashes: &[BlockHash]) {
         let held = self.held(worker);
         let Some(mut held) = held.as_deref().map(Mutex::lock) else {
@@ -141,14 +144,14 @@ impl PositionalIndexer {
         self.report(&ground);
     }
 
-    /// Records that a worker lost all blocks and stays known.
+    /// Records that a worker lost all its blocks and remains known.
     pub fn apply_cleared(&self, worker: WorkerId) {
         if let Some(held) = self.held(worker) {
             self.clear_held(worker, &mut held.lock());
         }
     }
 
-    /// Records that a worker left; its next store makes it known again.
+    /// Records that a worker left the fleet; its next store makes it known again.
     pub fn remove_worker(&self, worker: WorkerId) {
         let held = self.workers.write().remove(&worker);
         if let Some(held) = held {
@@ -158,7 +161,7 @@ impl PositionalIndexer {
         }
     }
 
-    /// The depth of every worker that holds the first block of a query.
+    /// Finds the depth, in blocks, of every worker that holds the first block of a query.
     #[must_use]
     pub fn find_matches(&self, content_hashes: &[u64]) -> Scores {
         let mut scores = Scores::new();
@@ -166,13 +169,13 @@ impl PositionalIndexer {
         scores
     }
 
-    /// The options that the index was made with.
+    /// Options of the index.
     #[must_use]
     pub fn options(&self) -> Options {
         self.options
     }
 
-    /// Adds to `scores` the depth of every worker that holds the first block, instead of replacing them.
+    /// Appends to `scores` the depth of every worker that holds the first block, without removing earlier scores.
     pub(crate) fn find_more(&self, query: &mut Query<'_>, scores: &mut Scores) {
         let before = scores.len();
         Walk { table: &self.table, options: self.options, query }.run(scores);
@@ -253,7 +256,7 @@ impl PositionalIndexer {
         Ground { worker, table: &self.table, holes: &self.holes, coverage, told: Cell::new(false) }
     }
 
-    /// Counts one update of the level above for all reports of an event, which travel together.
+    /// Counts one message to the top level (the table over groups of workers) for all reports of an event together.
     fn report(&self, ground: &Ground<'_>) {
         if let (Some(coverage), true) = (&self.coverage, ground.told.get()) {
             coverage.top.updates.fetch_add(1, Ordering::Relaxed);
@@ -264,7 +267,7 @@ impl PositionalIndexer {
         self.workers.read().get(&worker).cloned()
     }
 
-    /// Calls `with` with the holdings of a worker, which becomes known.
+    /// Calls `with` with the blocks of a worker, which becomes known.
     fn with_registered(&self, worker: WorkerId, with: impl FnOnce(&mut WorkerBlocks)) {
         loop {
             let held = self.held(worker).unwrap_or_else(|| {
@@ -332,37 +335,39 @@ impl ConcurrentDesign for PositionalIndexer {
     }
 }
 
-/// The search within a leap for the place where a worker dropped.
+/// Method to find, within a leap (a jump over several blocks), the first block that a worker does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Search {
-    /// Probes every place of the leap, from its beginning.
+    /// Probes every position of the leap (a jump over several blocks), from its beginning.
     #[default]
     Jump,
-    /// Bisects the leap, once for each place where a worker dropped.
+    /// Bisects the leap (a jump over several blocks), once for each position from which on a worker holds no more
+    /// blocks.
     Bisect,
 }
 
-/// The structure of the entries.
+/// Structure in which the holders of blocks are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Layout {
     /// One map by position and content hash.
     #[default]
     Map,
-    /// An array by position of maps by content hash. Takes 64 bytes for each position, up to twice the length of the
+    /// An array by position of maps by content hash. Needs 64 bytes for each position, up to twice the length of the
     /// deepest chain.
     Arrays,
 }
 
-/// The options of a positional index.
+/// Options of a positional index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Number of blocks per leap, at least 1. Larger is faster until leaps often fail.
+    /// Number of blocks per leap (jump) of a search, at least 1. A larger number is faster as long as few workers stop
+    /// holding the query within a leap.
     pub jump_size: usize,
-    /// The search within a failed leap.
+    /// Method to search within a leap (a jump over several blocks) at whose end a worker is missing.
     pub search: Search,
-    /// The structure of the entries.
+    /// Structure in which the holders of blocks are stored.
     pub layout: Layout,
-    /// True to compare prefix hashes always, and to respect holes.
+    /// True to always compare prefix hashes, and to end depths at missing blocks.
     pub strict: bool,
 }
 
@@ -372,23 +377,23 @@ impl Default for Options {
     }
 }
 
-/// The reason why an option is invalid.
+/// Reason why an option of an index is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidOption {
-    /// Leaps of no blocks do not move.
+    /// The number of blocks per leap (jump of a search) is 0.
     #[error("jump_size must be at least 1, got 0")]
     JumpSize,
-    /// The groups have no workers.
+    /// The number of workers per group is 0.
     #[error("workers_per_group must be at least 1, got 0")]
     GroupSize,
-    /// The sparse positions have a step of 0.
+    /// The distance of the positions at which groups report to the top level is 0.
     #[error("the step between sparse positions must be at least 1, got 0")]
     SparseStep,
 }
 
 impl InvalidOption {
-    /// The error's code, the same in every release.
+    /// Code of the error, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

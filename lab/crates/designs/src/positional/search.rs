@@ -1,9 +1,10 @@
-//! The search along a query: leap by leap, with single probes only where a worker dropped.
+//! Search along a query in leaps over several blocks, with single probes only where a worker dropped out.
 //!
-//! The holders of the first block set out together. At the far end of a leap the set there is compared with the active
-//! one: if it contains all of them, nothing between is probed. Otherwise the places between are probed, one after the
-//! other ([`Search::Jump`]) or by bisection ([`Search::Bisect`]), until every missing worker's drop is located. Whole
-//! sets are compared, not their sizes, so two workers that exchange places are noticed.
+//! The holders of the first block start together as the active set. At the far end of a leap the holders there are
+//! compared with the active set: if they include all of it, nothing between is probed. Otherwise the positions between
+//! are probed, one after the other ([`Search::Jump`]) or by bisection ([`Search::Bisect`]), until the position at which
+//! each missing worker dropped out is found. Whole sets are compared, not their sizes, so two workers that exchange
+//! places are noticed.
 
 use super::member_set::MemberSet;
 use super::table::{Entry, Table};
@@ -12,7 +13,7 @@ use super::{Options, Search};
 use crate::interface::Scores;
 use kvatlas_index::hash::prefix_hashes_into;
 
-/// A query with the prefix hashes computed so far.
+/// A query (content hashes) with the prefix hashes computed so far.
 #[derive(Debug)]
 pub(crate) struct Query<'a> {
     contents: &'a [u64],
@@ -28,7 +29,7 @@ impl<'a> Query<'a> {
         position < self.prefixes.len()
     }
 
-    /// The hash of the prefix that ends with the block at `position`.
+    /// Prefix hash up to and including the block at `position`, computed on first use.
     pub(crate) fn prefix(&mut self, position: usize) -> u64 {
         if let Some(&known) = self.prefixes.get(position) {
             return known;
@@ -44,14 +45,14 @@ impl<'a> Query<'a> {
     }
 }
 
-/// The prefix hash one block further.
+/// Prefix hash after one more block with the given content hash.
 pub(crate) fn next_prefix(before: u64, content: u64) -> u64 {
     let mut hashes = [0; 2];
     prefix_hashes_into(&[before, content], &mut hashes);
     hashes[1]
 }
 
-/// A search in progress.
+/// A search in progress: the table, the query, and the options.
 pub(crate) struct Walk<'t, 'q, 'a> {
     pub(crate) table: &'t Table,
     pub(crate) options: Options,
@@ -59,7 +60,7 @@ pub(crate) struct Walk<'t, 'q, 'a> {
 }
 
 impl Walk<'_, '_, '_> {
-    /// Adds the depth of every holder of the first block.
+    /// Appends to `scores` the depth of every holder of the first block.
     pub(crate) fn run(&mut self, scores: &mut Scores) {
         let blocks = self.query.contents.len();
         let mut active = self.holders();
@@ -78,7 +79,7 @@ impl Walk<'_, '_, '_> {
         active.for_each(|worker| scores.push((worker, blocks as u32)));
     }
 
-    /// The members that hold the first block.
+    /// Members (workers or groups) that hold the first block.
     pub(crate) fn holders(&mut self) -> MemberSet {
         if self.query.contents.is_empty() {
             return MemberSet::default();
@@ -86,8 +87,8 @@ impl Walk<'_, '_, '_> {
         self.probe(0, |set| set.cloned()).unwrap_or_default()
     }
 
-    /// Adds, for every holder of the first block, the first sparse position that it does not hold. The table must be
-    /// empty at other positions.
+    /// Appends to `scores`, for every holder of the first block, the first sparse position (one reported to the top
+    /// level) that the holder lacks. The table must be empty at other positions.
     pub(crate) fn run_sparse(&mut self, sparse: SparsePositions, scores: &mut Scores) {
         let blocks = self.query.contents.len();
         let mut active = self.holders();
@@ -99,7 +100,8 @@ impl Walk<'_, '_, '_> {
         active.for_each(|member| scores.push((member, blocks as u32)));
     }
 
-    /// Drops the workers that do not reach `far` from `near`, which all active ones hold.
+    /// Finds, block by block, the depth of each active member that holds the block at `near` (all do) but not the one
+    /// at `far`. Moves these members from `active` to `scores`.
     fn scan(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = ShortLeap { arrive: self.common_at(far, active), far };
         for at in near + 1..=far {
@@ -110,8 +112,8 @@ impl Walk<'_, '_, '_> {
         }
     }
 
-    /// Drops the same members by bisection: finds the first place where one is missing, and repeats for the remaining
-    /// ones.
+    /// Finds, by bisection between the positions `near` and `far`, the first position that an active member lacks, and
+    /// so on for the remaining members. Moves the members found from `active` to `scores`.
     fn bisect(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = ShortLeap { arrive: self.common_at(far, active), far };
         let mut near = near;
@@ -142,7 +144,8 @@ impl Walk<'_, '_, '_> {
         self.probe(at, |set| active.keep_within(set.unwrap_or(&nobody), |worker| scores.push((worker, at as u32))));
     }
 
-    /// Passes the holders of the query's block at a position to `look`, as far as the design separates prefixes.
+    /// Calls `look` with the holders of the query's block at a position. Unless strict, a single prefix at the position
+    /// is not compared with the query's.
     fn probe<R>(&mut self, at: usize, mut look: impl FnMut(Option<&MemberSet>) -> R) -> R {
         let (position, content) = (at as u32, self.query.contents[at]);
         let strict = self.options.strict;
@@ -164,15 +167,16 @@ impl Walk<'_, '_, '_> {
     }
 }
 
-/// A leap that not all members completed.
+/// A leap (a jump of the search over several blocks) at whose end some active members are missing.
 struct ShortLeap {
-    /// Number of members that reach the far end.
+    /// Number of active members that hold the block at the far end of the leap.
     arrive: usize,
     far: usize,
 }
 
 impl ShortLeap {
-    /// True once every missing member's drop is located, so that the rest of the leap need not be probed.
+    /// True once the depth of every missing member is known, so that the remaining positions of the leap (a jump over
+    /// several blocks) need not be probed.
     fn is_over(&mut self, walk: &mut Walk<'_, '_, '_>, at: usize, active: &MemberSet) -> bool {
         if active.is_empty() || at + 1 >= self.far || active.len() > self.arrive {
             return active.is_empty();

@@ -1,9 +1,9 @@
-//! A concurrent table from (position, content hash) to entries: one big map, or an array of maps. An entry has one or
+//! A concurrent table of entries by position and content hash: one big map, or an array of maps. An entry has one or
 //! several prefixes, each with the workers that hold it.
 //!
-//! Both consist of small hash tables with a lock each. [`Layout::Map`] spreads all keys over a fixed number of them;
-//! [`Layout::Arrays`] has one for each position, so that a probe finds its position by arithmetic and its key is the
-//! content hash alone. An entry without holders is removed at once, and a table that has become mostly empty releases
+//! Both forms consist of small hash tables with a lock each. [`Layout::Map`] spreads all keys over a fixed number of
+//! them; [`Layout::Arrays`] has one for each position, so that a probe finds its position by arithmetic and its key is
+//! the content hash alone. An entry without holders is removed at once, and a table that has become mostly empty frees
 //! memory.
 
 use std::hash::{BuildHasher, Hash};
@@ -16,7 +16,7 @@ use parking_lot::RwLock;
 use super::Layout;
 use super::member_set::MemberSet;
 
-/// The place of a block: its position, its content, and the prefix that it ends.
+/// Place of a block: its position in the prompt, its content hash, and the hash of the prefix that it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) position: u32,
@@ -24,7 +24,7 @@ pub(crate) struct Place {
     pub(crate) prefix: u64,
 }
 
-/// All entries.
+/// A concurrent table of the holders of blocks, by position and content hash.
 #[derive(Debug)]
 pub(crate) struct Table {
     hasher: DefaultHashBuilder,
@@ -37,7 +37,7 @@ enum Buckets {
     Arrays(Box<Positions>),
 }
 
-/// A part of the table on a cache line of its own, so that locks of neighbours do not slow each other down.
+/// A part of the table on a separate cache line, so that locks of neighbouring parts do not slow each other down.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Bucket<K>(RwLock<HashTable<(K, Entry)>>);
@@ -48,13 +48,14 @@ impl<K> Default for Bucket<K> {
     }
 }
 
-/// The buckets of all positions, in segments of doubling size that never move: a reader needs no lock to find one.
+/// Parts of the table for all positions, in segments of doubling size that never move, so that a reader finds a part
+/// without a lock.
 #[derive(Debug, Default)]
 struct Positions([OnceLock<Box<[Bucket<u64>]>>; SEGMENTS]);
 
 /// Number of positions in the first segment.
 const FIRST: u64 = 64;
-/// Number of segments for all positions.
+/// Number of segments that together cover all 32-bit positions.
 const SEGMENTS: usize = 27;
 
 impl Positions {
@@ -130,7 +131,7 @@ impl<K: Copy + Eq + Hash> Bucket<K> {
 }
 
 impl Table {
-    /// Makes an empty table. `shards`: a power of two, ignored by an array of maps.
+    /// Creates an empty table. `shards`: number of locks, a power of two; ignored for the layout with an array of maps.
     pub(crate) fn new(layout: Layout, shards: usize) -> Self {
         let buckets = match layout {
             Layout::Map => Buckets::Map(std::iter::repeat_with(Bucket::default).take(shards).collect()),
@@ -139,7 +140,7 @@ impl Table {
         Self { hasher: DefaultHashBuilder::default(), buckets }
     }
 
-    /// Passes the entry at a position with a content to `look`.
+    /// Calls `look` with the entry for a content hash at a position; `None` if there is none.
     pub(crate) fn read<R>(&self, position: u32, content: u64, look: impl FnOnce(Option<&Entry>) -> R) -> R {
         match &self.buckets {
             Buckets::Map(shards) => {
@@ -154,8 +155,8 @@ impl Table {
         }
     }
 
-    /// Adds a member to a place; true if it is new. `noted` is called, with the place locked, if the place had no
-    /// member before.
+    /// Adds a member (worker or group) to the holders of a place (position and prefix of a block). Returns true if the
+    /// member is new there. If the place had no holder before, `noted` is called while the place is locked.
     pub(crate) fn insert(&self, place: Place, member: u32, noted: impl FnOnce()) -> bool {
         let Place { position, content, prefix } = place;
         match &self.buckets {
@@ -171,8 +172,8 @@ impl Table {
         }
     }
 
-    /// Removes a member from a place; true if it was one. `noted` is called, with the place locked, if the place has no
-    /// member left.
+    /// Removes a member (worker or group) from the holders of a place (position and prefix of a block). Returns true if
+    /// the member was among them. If the place has no holder now, `noted` is called while the place is locked.
     pub(crate) fn remove(&self, place: Place, member: u32, noted: impl FnOnce()) -> bool {
         let Place { position, content, prefix } = place;
         match &self.buckets {
@@ -188,7 +189,7 @@ impl Table {
         }
     }
 
-    /// Number of entries, in time proportional to the number of locks.
+    /// Number of entries, counted in time proportional to the number of locks.
     pub(crate) fn len(&self) -> usize {
         match &self.buckets {
             Buckets::Map(shards) => shards.iter().map(|bucket| bucket.0.read().len()).sum(),
@@ -200,36 +201,36 @@ impl Table {
     }
 }
 
-/// The shard of a hash, from bits that the table within does not use first (it starts at both ends).
+/// Number of the shard for a hash, from bits that the hash table inside the shard does not use first.
 fn shard(hash: u64, shards: usize) -> usize {
     (hash >> 40) as usize & (shards - 1)
 }
 
-/// The prefixes under which one content is held at one position, each with its holders.
+/// Prefixes under which a content hash is held at one position, each with its holders.
 ///
 /// With a single prefix a lookup may trust it without a comparison: the *lazy* hash. After several prefixes the entry
-/// stays a map until it is empty, so that prefixes stay separated once they were.
+/// stays a map until it is empty, so that separated prefixes stay separated.
 #[derive(Debug)]
 pub(crate) enum Entry {
     Single(u64, MemberSet),
     Multi(Box<HashMap<u64, MemberSet>>),
 }
 
-/// The effects of an insertion.
+/// Effects of adding a member to the holders of a prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Insertion {
-    /// True if the member is new.
+    /// True if the member was not a holder before.
     pub(crate) fresh: bool,
     /// True if the prefix had no holder before.
     pub(crate) first: bool,
 }
 
-/// The effects of a removal.
+/// Effects of removing a member from the holders of a prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Removal {
     /// True if the prefix has no holder left.
     pub(crate) last: bool,
-    /// True if the entry has no holder left.
+    /// True if the entry, with all its prefixes, has no holder left.
     pub(crate) empty: bool,
 }
 
@@ -238,7 +239,7 @@ impl Entry {
         Self::Single(prefix, MemberSet::of(member))
     }
 
-    /// The members that hold the content under `prefix`.
+    /// Members (workers or groups) that hold the content under the given prefix hash.
     pub(crate) fn under(&self, prefix: u64) -> Option<&MemberSet> {
         match self {
             Self::Single(known, set) => (*known == prefix).then_some(set),

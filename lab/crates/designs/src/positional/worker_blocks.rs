@@ -1,12 +1,12 @@
-//! The holdings of one worker: the engine's names, the data needed to remove them, the holes at which a strict search cuts
-//! its answers, and what a group's index reports to the level above.
+//! Blocks of one worker in the positional index: its block hashes (names), the data needed to remove them, the holes at
+//! which a strict search ends depths, and reports of a group's index to the top level.
 //!
 //! Names lead to places, since an engine removes blocks by name alone. Two names may share a place: the worker stays in
-//! that place's entry until both are gone. A name announced again elsewhere has moved: the newest meaning counts.
+//! that place's entry until both are removed. A name announced again elsewhere has moved: the newest meaning counts.
 //!
 //! A strict index also keeps, for each place, its predecessor and the number of its successors. It thereby knows
-//! *holes*: places that are not held although something that continues them is. A search leaps over those without
-//! noticing; answers are cut at them afterwards, only for workers that have any.
+//! *holes*: places that are not held although a place that continues them is. A search leaps over holes without
+//! noticing; depths are cut at them afterwards, only for workers that have any.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -24,13 +24,13 @@ fn spot(place: Place) -> Spot {
     (place.position, place.prefix)
 }
 
-/// The structures that contain a worker's blocks, for the time of one event.
+/// Structures of the index that a change of a worker's blocks affects, for the time of one event.
 pub(crate) struct Ground<'a> {
     pub(crate) worker: WorkerId,
     pub(crate) table: &'a Table,
     pub(crate) holes: &'a Holes,
     pub(crate) coverage: Option<&'a Coverage>,
-    /// True if the event was reported to the level above.
+    /// True if a part of the event was reported to the top level, the table over groups of workers.
     pub(crate) told: Cell<bool>,
 }
 
@@ -46,30 +46,31 @@ impl Ground<'_> {
     }
 }
 
-/// The blocks of one worker, changed by one thread at a time.
+/// Blocks of one worker, changed by one thread at a time.
 #[derive(Debug)]
 pub(crate) struct WorkerBlocks {
     names: HashMap<BlockHash, Place>,
     ledger: Ledger,
-    /// True once the worker was dropped: a thread that still refers to this must look the worker up again.
+    /// True once the worker was removed: a thread that still refers to these blocks must look the worker up again.
     pub(crate) gone: bool,
 }
 
 #[derive(Debug)]
 enum Ledger {
-    /// Number of names at a place beyond the first; most often no entry.
+    /// Number of a worker's block hashes for a place (position and prefix) beyond the first; only for the rare places
+    /// with several.
     Plain(HashMap<Spot, u32>),
-    /// Every place that is held or continued.
+    /// All places (positions and prefixes) that the worker holds, or that a held place continues.
     Strict(HashMap<Spot, Node>),
 }
 
 #[derive(Debug)]
 struct Node {
-    /// The prefix that this place continues.
+    /// Hash of the prefix that ends before this block.
     before: u64,
-    /// Number of names at this place; 0 in a hole.
+    /// Number of the worker's block hashes for this block; 0 if the worker does not hold the block (a hole).
     names: u32,
-    /// Number of places that continue this one.
+    /// Number of recorded blocks that continue this block directly.
     children: u32,
 }
 
@@ -95,7 +96,7 @@ impl WorkerBlocks {
         self.names.reserve(more);
     }
 
-    /// Enters a block that continues the prefix `before`, which this worker just entered or holds.
+    /// Adds a block at a place (position and content) after the prefix with the hash `before`, which the worker holds.
     pub(crate) fn store(&mut self, ground: &Ground<'_>, name: BlockHash, place: Place, before: u64) {
         let old = self.names.insert(name, place);
         if old == Some(place) {
@@ -108,7 +109,7 @@ impl WorkerBlocks {
         }
     }
 
-    /// Removes a block. Returns true if the name was known.
+    /// Removes a block. Returns true if the worker held its block hash.
     pub(crate) fn remove(&mut self, ground: &Ground<'_>, name: BlockHash) -> bool {
         let Some(place) = self.names.remove(&name) else { return false };
         self.release(ground, place);
@@ -118,7 +119,7 @@ impl WorkerBlocks {
         true
     }
 
-    /// Removes all blocks and frees the memory.
+    /// Removes all blocks of the worker and frees their memory.
     pub(crate) fn clear(&mut self, ground: &Ground<'_>) {
         for place in std::mem::take(&mut self.names).into_values() {
             ground.leave(place);
@@ -200,11 +201,11 @@ impl WorkerBlocks {
     }
 }
 
-/// A place without its content: position and prefix hash identify a place of one worker.
+/// Identity of a block among those of one worker: its position, and the hash of its prefix.
 pub(crate) type Spot = (u32, u64);
 
-/// The holes of all workers: places that are not held although something that continues them is. One lock for all,
-/// since engines evict from the ends of chains and holes are rare.
+/// Holes of all workers: blocks that a worker does not hold although it holds a continuation of them. One lock protects
+/// all holes, since engines evict from the ends of chains and holes are rare.
 #[derive(Debug, Default)]
 pub(crate) struct Holes {
     of: RwLock<HashMap<WorkerId, HashSet<Spot>>>,
@@ -243,7 +244,7 @@ impl Holes {
         self.workers.load(Ordering::Acquire) > 0
     }
 
-    /// Cuts every depth at the first hole on the query's path.
+    /// Reduces every worker's depth to the position of its first hole on the query's path.
     pub(crate) fn cut(&self, query: &mut Query<'_>, scores: &mut Scores) {
         let of = self.of.read();
         scores.retain_mut(|(worker, depth)| {
@@ -260,17 +261,17 @@ impl Holes {
     }
 }
 
-/// The positions that are reported to the level above.
+/// Positions in prompts at which groups report their blocks to the top level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SparsePositions {
     /// Positions 0, 1, 3, 7, 15, …: the last blocks of the first 1, 2, 4, 8, 16, … blocks.
     Doubling,
-    /// Positions 0, n, 2n, …: of the given step, which is never 0.
+    /// Positions 0, n, 2n, … for the given step n, which is never 0.
     Every(u32),
 }
 
 impl SparsePositions {
-    /// True if a position is reported.
+    /// True if blocks at the position are reported to the top level.
     #[must_use]
     pub fn has(self, position: u32) -> bool {
         match self {
@@ -279,7 +280,7 @@ impl SparsePositions {
         }
     }
 
-    /// The first position after `position` that is reported to the level above.
+    /// First position after `position` that is reported to the top level.
     pub(crate) fn after(self, position: usize) -> usize {
         match self {
             Self::Doubling => position.saturating_mul(2).saturating_add(1),
@@ -288,16 +289,17 @@ impl SparsePositions {
     }
 }
 
-/// The level above: at sparse positions, which groups hold which prefix.
+/// The top level over groups of workers: for each prefix that ends at a reported (sparse) position, the groups that
+/// hold it.
 #[derive(Debug)]
 pub(crate) struct Top {
     pub(crate) table: Table,
     pub(crate) sparse: SparsePositions,
-    /// Number of updates received, one for each event that changed the coverage.
+    /// Number of updates received, one for each event that changed the top level's table.
     pub(crate) updates: AtomicU64,
 }
 
-/// The connection of one group's index to the level above.
+/// Connection of one group's index to the top level.
 #[derive(Debug)]
 pub(crate) struct Coverage {
     pub(crate) top: Arc<Top>,
@@ -305,12 +307,14 @@ pub(crate) struct Coverage {
 }
 
 impl Coverage {
-    /// Reports a place's first holder in the group. Returns true if the position is a reported one.
+    /// Reports that a block has its first holder in the group. Returns true if the top level was changed, which happens
+    /// only for blocks at reported (sparse) positions.
     pub(crate) fn gain(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.insert(place, self.group, || ())
     }
 
-    /// Reports that a place has no holder left in the group. Returns true if the position is a reported one.
+    /// Reports that a block has no holder left in the group. Returns true if the top level was changed, which happens
+    /// only for blocks at reported (sparse) positions.
     pub(crate) fn lose(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.remove(place, self.group, || ())
     }

@@ -1,15 +1,15 @@
-//! The children of a node by content hash: most nodes have one, which is stored inline.
+//! Children of a node by content hash. Most nodes have one child, which is stored inline.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-/// A node's index in its tree. Four bytes instead of eight make a node fit into a cache line.
+/// Index of a node in its tree. Four bytes instead of eight make a node fit into a cache line.
 pub(crate) type NodeId = u32;
 
-/// The number of children beyond which a map is faster than a scan.
+/// Number of children beyond which a map is faster than a scan.
 const FEW: usize = 8;
 
-/// The map of content hash → node. Boxes keep the many nodes with one child small.
+/// Children of a node by content hash. Boxes keep the many nodes with one child small.
 #[derive(Debug, Default)]
 pub(crate) enum Children {
     #[default]
@@ -34,7 +34,7 @@ impl Children {
         }
     }
 
-    /// Adds a child that is not there yet.
+    /// Adds a child whose content hash no other child has.
     pub(crate) fn insert(&mut self, content: u64, node: NodeId) {
         debug_assert!(self.get(content).is_none());
         match self {

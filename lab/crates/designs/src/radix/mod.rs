@@ -1,4 +1,4 @@
-//! Rung 4: a radix tree that one thread owns.
+//! Rung 4 of the ladder of index designs: a radix tree that one thread owns.
 //!
 //! A node is one block under its parent, with the set of workers that hold it. A lookup descends by content hash and
 //! records the workers that drop out on the way: O(depth + workers) for as long as sets of holders fit into a few
@@ -22,8 +22,9 @@
 //! A block removed from the middle of a chain stays as a node as long as it has children. Lookups end there for the
 //! worker; when it stores the block again, the blocks it still holds below count again. This is exact.
 //!
-//! # Where it differs from the reference
-//! A worker's blocks are the nodes that it holds; which of its names continued which is not stored. Therefore
+//! # Differences from the reference
+//! A worker's blocks are the nodes that it holds; the tree does not store which of the worker's names continued which.
+//! Therefore
 //! - **an orphan is refused**: a store whose parent the worker does not hold has no place in the tree. It is counted,
 //!   nothing has changed, and it does not come back when the parent does. Smallest example: store 2 after 1 (unknown),
 //!   store 1 at the root: depth 1, not 2.
@@ -36,8 +37,8 @@
 //!   happen without a collision.
 //!
 //! There is no strict form. Orphans alone could be kept aside, but to be exact each worker would have to keep a tree of
-//! its names beside the tree of contents, and to move parts of the one in the other: another design, and
-//! [`kvatlas_index::BlockIndex`] is it.
+//! its names beside the tree of contents, and to move parts of the one in the other: another design, the one of
+//! [`kvatlas_index::BlockIndex`].
 
 mod children;
 #[cfg(test)]
@@ -51,17 +52,17 @@ pub(super) use self::children::{Children, NodeId};
 pub(super) use self::worker_set::{ActiveWorkers, WorkerSet};
 use crate::interface::{LadderStats, LocalDesign, Refusal, Scores, WorkerId, check_lengths};
 
-/// The node at which every chain begins, without a block, holders or an end.
+/// Index of the root node, at which every chain begins; it has no block and no holders.
 const ROOT: NodeId = 0;
 
-/// A block under its parent.
+/// A node of the tree: one block under its parent, with the workers that hold it.
 #[derive(Debug, Default)]
 struct Node {
     holders: WorkerSet,
     children: Children,
-    /// The content hash under which `parent` links to this node.
+    /// Content hash by which the parent refers to the node.
     content: u64,
-    /// The parent; for a free node the next free one.
+    /// Index of the parent; for an unused node the index of the next unused one.
     parent: NodeId,
 }
 
@@ -72,11 +73,11 @@ impl Node {
     }
 }
 
-/// The nodes, with a list of the free ones.
+/// All nodes, with a list of the unused ones.
 #[derive(Debug)]
 struct Nodes {
     all: Vec<Node>,
-    /// The first of the free nodes, or [`ROOT`].
+    /// Index of the first unused node, or [`ROOT`] if there is none.
     free: NodeId,
     live: usize,
 }
@@ -88,7 +89,7 @@ impl Default for Nodes {
 }
 
 impl Nodes {
-    /// Makes a child, held by `worker`.
+    /// Adds a child, held by `worker`, to a node. Returns its index.
     fn grow(&mut self, parent: NodeId, content: u64, worker: WorkerId) -> NodeId {
         let node = Node { holders: WorkerSet::only(worker), children: Children::None, content, parent };
         let mut id = self.free;
@@ -105,7 +106,7 @@ impl Nodes {
         id
     }
 
-    /// Removes `worker` from the holders of a node, and frees dead nodes.
+    /// Removes `worker` from the holders of a node, and frees nodes that have no holders and no children left.
     fn leave(&mut self, worker: WorkerId, node: NodeId) {
         self.all[node as usize].holders.remove(worker);
         let mut at = node;
@@ -133,7 +134,7 @@ pub struct RadixTree {
 }
 
 impl RadixTree {
-    /// Makes an empty tree.
+    /// Creates an empty tree.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -249,24 +250,24 @@ impl LocalDesign for RadixTree {
     }
 }
 
-/// The map of block hash → node, for one worker.
+/// Nodes of one worker by block hash.
 ///
-/// An engine has one name for a block, so a worker that holds a node does so by one name. Names beyond the first are
-/// counted in a map of their own: the worker holds the node until it has removed them all.
+/// An engine has one block hash for a block, so a worker mostly holds a node by one. Block hashes beyond the first are
+/// counted in a separate map: the worker holds the node until it has removed them all.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     nodes: HashMap<BlockHash, NodeId>,
     more: HashMap<NodeId, u32>,
 }
 
-/// The effect of a name's removal on its node.
+/// Effect of removing a block hash on its node.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NameEnd {
-    /// The worker does not know the name.
+    /// The worker does not know the block hash.
     Unknown,
-    /// The worker holds the node by another name.
+    /// The worker still holds the node by another block hash.
     StillHeld,
-    /// The worker no longer holds this node.
+    /// The worker no longer holds the given node.
     Left(NodeId),
 }
 
@@ -283,8 +284,9 @@ impl Names {
         self.nodes.keys().copied()
     }
 
-    /// Records that the worker calls `node` by `name` from now on; `first`: it did not hold the node before. Returns
-    /// the node that had the name before, if there was one, for [`lose`](Self::lose).
+    /// Records that the block hash `name` stands for `node` from now on. `first`: true if the worker did not hold the
+    /// node before. Returns the node for which the block hash stood before, if any, to be passed to
+    /// [`lose`](Self::lose).
     #[must_use]
     pub(crate) fn announce(&mut self, name: BlockHash, node: NodeId, first: bool) -> Option<NodeId> {
         let before = self.nodes.insert(name, node);
@@ -297,7 +299,7 @@ impl Names {
         before
     }
 
-    /// Removes a name.
+    /// Removes a block hash of the worker.
     pub(crate) fn end(&mut self, name: BlockHash) -> NameEnd {
         let Some(node) = self.nodes.remove(&name) else { return NameEnd::Unknown };
         if self.nodes.capacity() > 64 && self.nodes.len() < self.nodes.capacity() / 8 {
@@ -306,8 +308,8 @@ impl Names {
         if self.lose(node) { NameEnd::Left(node) } else { NameEnd::StillHeld }
     }
 
-    /// Records that a name no longer refers to `node`. Returns true if it was the last, so that the worker does not
-    /// hold the node any more.
+    /// Records that a block hash no longer stands for `node`. Returns true if it was the last one, so that the worker
+    /// does not hold the node any more.
     #[must_use]
     pub(crate) fn lose(&mut self, node: NodeId) -> bool {
         if self.more.is_empty() {
@@ -321,7 +323,7 @@ impl Names {
         false
     }
 
-    /// Removes all names, and returns the nodes that were held, each once, in unspecified order.
+    /// Removes all block hashes, and returns the nodes that the worker held, each once, in unspecified order.
     pub(crate) fn clear(&mut self) -> impl Iterator<Item = NodeId> + use<> {
         let Self { nodes, mut more } = std::mem::take(self);
         nodes.into_values().filter(move |node| {

@@ -1,5 +1,5 @@
-//! Random streams of changes for the two radix trees, their comparison with the reference, and tests of the first tree's
-//! deviations by their smallest examples.
+//! Random streams of changes for the two radix trees, their comparison with the reference, and tests of the
+//! single-threaded tree's known errors by their smallest examples.
 
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, Tier, View};
@@ -9,7 +9,7 @@ pub(crate) use kvatlas_testing::{Random, mix};
 use super::RadixTree;
 use crate::interface::{Change, ConcurrentDesign, LadderStats, LocalDesign, Refusal, Scores, WorkerId};
 
-/// The names that an engine with this salt has for the blocks of a prompt.
+/// Block hashes that an engine gives to the blocks of a prompt. `salt`: a number that distinguishes engines.
 pub(crate) fn names(salt: u64, prompt: &[u64]) -> Vec<BlockHash> {
     let chain = prompt.iter().scan(salt, |chain, content| {
         *chain = mix(*chain ^ content.wrapping_mul(31));
@@ -18,16 +18,17 @@ pub(crate) fn names(salt: u64, prompt: &[u64]) -> Vec<BlockHash> {
     chain.collect()
 }
 
-/// The kinds of changes that a stream may contain besides stores, and removals in any order.
+/// Kinds of changes that a random stream may contain, besides stores and removals in any order.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Habits {
     /// Percentage of stores that continue a random block, held or not.
     pub(crate) orphans: u64,
-    /// Percentage of blocks whose name is from a small set, so that names move and positions get several.
+    /// Percentage of blocks whose block hash is from a small set, so that block hashes move to other nodes and nodes
+    /// get several.
     pub(crate) chaos: u64,
 }
 
-/// Changes, with queries.
+/// A random stream of changes, with queries.
 pub(crate) struct Stream {
     pub(crate) changes: Vec<Change>,
     pub(crate) queries: Vec<Vec<u64>>,
@@ -93,7 +94,7 @@ pub(crate) fn stream(seed: u64, length: usize, habits: Habits) -> Stream {
     Stream { changes, queries: prompts }
 }
 
-/// A concurrent tree used by one thread.
+/// A concurrent tree used by one thread, as a single-threaded design.
 pub(crate) struct SingleThread<C>(pub(crate) C);
 
 impl<C: ConcurrentDesign> LocalDesign for SingleThread<C> {
@@ -134,7 +135,7 @@ pub(crate) fn expected(reference: &ReferenceIndex, query: &[u64]) -> Scores {
     scores
 }
 
-/// Applies a change to the reference.
+/// Applies a change to the reference index.
 pub(crate) fn tell(reference: &mut ReferenceIndex, change: &Change) {
     let worker = change.worker().to_string();
     match change {
@@ -147,8 +148,8 @@ pub(crate) fn tell(reference: &mut ReferenceIndex, change: &Change) {
     }
 }
 
-/// Applies a stream to a tree and to the reference, without the changes that the tree refuses. Answers must agree, too,
-/// if `exact`. At the end everything is removed, and nothing may be left.
+/// Applies a stream to a tree and to the reference, without the changes that the tree refuses. If `exact`, answers must
+/// agree, too. In the end everything is removed, and the tree must be empty.
 pub(crate) fn compare(tree: &mut impl LocalDesign, stream: &Stream, refuses: bool, exact: bool) -> Result<u64, String> {
     let mut reference = ReferenceIndex::new(false);
     let mut refused = 0;
@@ -199,7 +200,7 @@ pub(crate) fn compare(tree: &mut impl LocalDesign, stream: &Stream, refuses: boo
     Ok(refused)
 }
 
-/// Compares a tree and the reference on many streams; a difference is reported with the fewest changes found that show
+/// Compares a tree and the reference on many streams. A difference is reported with the fewest changes found that cause
 /// it.
 pub(crate) fn check<T: LocalDesign>(make: impl Fn() -> T, habits: Habits, refuses: bool, exact: bool) {
     let mut refused = 0;
@@ -250,7 +251,7 @@ fn remove(worker: u32, names: &[u64]) -> Change {
     Change::Remove { worker, block_hashes: names.iter().copied().map(BlockHash).collect() }
 }
 
-/// The depth of worker 0 in the tree, and in the reference.
+/// Depth of worker 0 in the tree, and in the reference, after the given changes.
 fn depths(changes: &[Change], query: &[u64]) -> (u32, u32) {
     let (mut tree, mut reference) = (RadixTree::new(), ReferenceIndex::new(false));
     for change in changes {

@@ -1,25 +1,25 @@
-//! The set of workers that hold a node, and the workers still matching as a lookup descends.
+//! Sets of workers that hold a node, and the workers that still match as a lookup descends.
 //!
 //! Most nodes are held by one worker, the beginnings of prompts by many. A set is therefore one word while all its
-//! members are below 64, up to three inline numbers otherwise, then a sorted list, and bits where those take less
+//! members are below 64, up to three inline numbers otherwise, then a sorted list, and bits where those need less
 //! memory: a child with the same holders as its parent, by far the most common case, is recognised by one comparison.
-//! Equal sets have equal forms here, unlike in [`MemberSet`](crate::positional), which counts common members.
+//! Equal sets have equal forms, unlike in [`MemberSet`](crate::positional), which counts common members.
 
 use smallvec::SmallVec;
 
 use crate::collections::{each_bit, has_bit, to_words};
 use crate::interface::{Scores, WorkerId};
 
-/// A set of workers.
+/// A set of workers by number. Equal sets have equal forms.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum WorkerSet {
-    /// The members as bits, if all are below 64. An empty set has this form.
+    /// Members as bits, if all are below 64. An empty set has this form.
     Word(u64),
-    /// The members, sorted, up to three; the rest are zeros.
+    /// Up to three members, sorted; the remaining numbers are zeros.
     Few { len: u32, ids: [WorkerId; 3] },
-    /// The members, sorted, more than three.
+    /// More than three members, sorted.
     List(Vec<WorkerId>),
-    /// The members as bits, up to the largest member: the last word is not zero.
+    /// Members as bits, up to the largest member: the last word is not zero.
     Bits(Box<[u64]>),
 }
 
@@ -73,7 +73,7 @@ impl WorkerSet {
         }
     }
 
-    /// The members below 64, as bits.
+    /// Members of the set with numbers below 64, as bits.
     pub(super) fn low(&self) -> u64 {
         match self {
             Self::Word(word) => *word,
@@ -94,7 +94,7 @@ impl WorkerSet {
         ids
     }
 
-    /// Makes a set in the form that suits its members.
+    /// Creates a set from sorted members, in the form for their number and size.
     pub(super) fn from_sorted(members: Vec<WorkerId>) -> Self {
         let Some(&greatest) = members.last() else { return Self::default() };
         if greatest < 64 {
@@ -110,7 +110,7 @@ impl WorkerSet {
         if 2 * words > members.len() { Self::List(members) } else { Self::Bits(to_words(&members).into()) }
     }
 
-    /// Adds a member. Returns true if it is new.
+    /// Adds a member. Returns true if the set did not contain it.
     pub(crate) fn insert(&mut self, worker: WorkerId) -> bool {
         let (at, bit) = place(worker);
         match self {
@@ -147,7 +147,7 @@ impl WorkerSet {
         true
     }
 
-    /// Removes a member. Returns true if it was one.
+    /// Removes a member. Returns true if the set contained it.
     pub(crate) fn remove(&mut self, worker: WorkerId) -> bool {
         let (at, bit) = place(worker);
         match self {
@@ -190,19 +190,19 @@ impl WorkerSet {
     }
 }
 
-/// The workers that hold all blocks down to the current node of a lookup. Dropping workers are recorded with their
-/// depth at once, so the whole costs one comparison of sets per block and one entry per worker.
+/// Workers that hold all blocks of a query down to the current node of a lookup. A worker that drops out is recorded
+/// with its depth at once, so a lookup costs one comparison of sets per block and one entry per worker.
 pub(crate) enum ActiveWorkers {
-    /// The workers as bits, if all holders of the first block are below 64.
+    /// Workers as bits, if all holders of the first block are below 64.
     Low(u64),
-    /// All holders of the node, which is the case until a worker with a hole above is met.
+    /// All holders of the node: each of them also holds all nodes above it.
     Holders,
-    /// Some holders of the node: the others have a hole above it.
+    /// Some holders of the node; the others do not hold all nodes above it.
     Some(SmallVec<[WorkerId; 32]>),
 }
 
 impl ActiveWorkers {
-    /// The state of a lookup at the first block, held by `set`.
+    /// Creates the state of a lookup at the first block, which the workers `set` hold.
     pub(crate) fn new(set: &WorkerSet) -> Self {
         match set {
             WorkerSet::Word(word) => Self::Low(*word),
@@ -210,8 +210,8 @@ impl ActiveWorkers {
         }
     }
 
-    /// Moves from a node held by `above`, `depth` blocks deep, to a child held by `set`. Returns false if no worker is
-    /// left.
+    /// Moves a lookup from a node at the depth `depth`, held by `above`, to a child held by `set`. Workers that drop
+    /// out are appended to `scores`. Returns false if no worker is left.
     pub(crate) fn step(&mut self, above: &WorkerSet, set: &WorkerSet, depth: u32, scores: &mut Scores) -> bool {
         match self {
             Self::Low(left) => {
@@ -267,7 +267,7 @@ impl ActiveWorkers {
         }
     }
 
-    /// Ends the lookup at a node held by `set`, `depth` blocks deep.
+    /// Ends a lookup at a node at the depth `depth`, held by `set`, and appends the remaining workers to `scores`.
     pub(crate) fn finish(self, set: &WorkerSet, depth: u32, scores: &mut Scores) {
         match self {
             Self::Low(left) => each_bit(0, left, |worker| scores.push((worker, depth))),
@@ -319,7 +319,8 @@ mod tests {
         assert_eq!(size_of::<WorkerSet>(), 24);
     }
 
-    /// Descends through random sets of every form, also with holes, and drops the workers missing from each.
+    /// Descends through random sets of every form, some with missing members, and checks that exactly the workers
+    /// missing from a set drop out there.
     #[test]
     fn running_keeps_exactly_those_in_all_sets() {
         for seed in 0..400 {

@@ -1,4 +1,4 @@
-//! Tests of actors: answers between changes, and shards that together equal one actor.
+//! Tests of actors, the indexes owned by one thread: answers between changes, and shards that together equal one actor.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, mpsc};
@@ -14,7 +14,7 @@ use kvatlas_index::BlockHash;
 use crate::check::{EXACT, check_feed, check_under_load, remove, store};
 use crate::streams::{Family, Names, stream, streams};
 
-/// A design in which each store waits for a permit. A removal panics, and so does a lookup of block 13.
+/// A test design in which each store waits for a permit. Removals panic, and lookups of block 13 do, too.
 struct Gate(Mutex<mpsc::Receiver<()>>, u64);
 
 impl LocalDesign for Gate {

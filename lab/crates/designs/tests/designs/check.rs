@@ -1,4 +1,4 @@
-//! Comparisons of a rung with the reference: see the functions that begin with `check`.
+//! Comparisons of an index design with the reference, in the functions whose names begin with `check`.
 #![allow(dead_code, reason = "a helper for many files")]
 
 use std::collections::BTreeMap;
@@ -11,21 +11,22 @@ use kvatlas_index::{BlockHash, Event, Tier, View};
 
 use crate::streams::{Random, Stream};
 
-/// The properties of a rung besides exact depths and holdings.
+/// Properties of an index design besides exact depths and holdings, for its tests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promise {
-    /// True if stores that continue a block which the worker does not hold are refused; else they are kept.
+    /// True if the design refuses stores that continue a block which the worker does not hold; false if it keeps the
+    /// blocks.
     pub(crate) refuses_orphans: bool,
-    /// True if no entry is left once every worker is dropped.
+    /// True if the design has no entries left once every worker was removed.
     pub(crate) tidy: bool,
 }
 
-/// A rung that keeps all blocks and forgets all.
+/// Properties of a design that keeps all blocks, and has nothing left in the end.
 pub(crate) const EXACT: Promise = Promise { refuses_orphans: false, tidy: true };
 
-/// Applies each stream to a new design and to the reference, and compares all answers on the way, the final holdings,
-/// and that nothing is left after dropping all workers. A failure is reported with its seed and the shortest stream
-/// found.
+/// Applies each stream to a new index and to the reference. Compares all answers on the way and the final holdings, and
+/// checks that nothing is left after all workers were removed. A failure is reported with its seed and the shortest
+/// stream found.
 pub(crate) fn check_local<T: LocalDesign>(
     make: impl Fn() -> T,
     promise: Promise,
@@ -34,7 +35,7 @@ pub(crate) fn check_local<T: LocalDesign>(
     check(&|| Box::new(OfLocal(make())), promise, streams);
 }
 
-/// The same as [`check_local`] for a concurrent design, on one thread.
+/// Compares a concurrent design, used by one thread, with the reference, like [`check_local`].
 pub(crate) fn check_concurrent<I: ConcurrentDesign>(
     make: impl Fn() -> I,
     promise: Promise,
@@ -43,8 +44,8 @@ pub(crate) fn check_concurrent<I: ConcurrentDesign>(
     check(&|| Box::new(OfConcurrent(make())), promise, streams);
 }
 
-/// The same as [`check_local`] for a running design, flushed before each comparison. Refusals are only counted, so a
-/// rung that refuses orphans needs streams without them.
+/// Compares a running index with the reference, like [`check_local`], waiting for all changes before each comparison.
+/// Refusals are only counted, so a design that refuses blocks without their parent needs streams without them.
 pub(crate) fn check_feed(
     make: impl Fn() -> Box<dyn Feed>,
     promise: Promise,
@@ -53,7 +54,7 @@ pub(crate) fn check_feed(
     check(&|| Box::new(OfFeed(make())), promise, streams);
 }
 
-/// The scores of one query after some changes, sorted: for tests of a single deviation.
+/// Answer of an index to a query after some changes, sorted by worker, for tests of a single known error.
 pub(crate) fn after_local(mut design: impl LocalDesign, changes: &[Change], query: &[u64]) -> Scores {
     for change in changes {
         design.apply(change).unwrap();
@@ -61,7 +62,7 @@ pub(crate) fn after_local(mut design: impl LocalDesign, changes: &[Change], quer
     OfLocal(design).found(query)
 }
 
-/// The same as [`after_local`] for a concurrent design.
+/// Answer of a concurrent index to a query after some changes, sorted by worker, like [`after_local`].
 pub(crate) fn after_concurrent(design: impl ConcurrentDesign, changes: &[Change], query: &[u64]) -> Scores {
     for change in changes {
         design.apply(change).unwrap();
@@ -69,14 +70,14 @@ pub(crate) fn after_concurrent(design: impl ConcurrentDesign, changes: &[Change]
     OfConcurrent(design).found(query)
 }
 
-/// The scores of the reference after some changes, sorted.
+/// Answer of the reference to a query after some changes, sorted by worker.
 pub(crate) fn truth(changes: &[Change], query: &[u64]) -> Scores {
     let mut oracle = Oracle::new();
     changes.iter().for_each(|change| oracle.apply(change));
     oracle.find(query)
 }
 
-/// A store, for tests with given changes.
+/// Creates a store of blocks, given as pairs of block hash and content hash.
 pub(crate) fn store(worker: WorkerId, parent: Option<u64>, blocks: &[(u64, u64)]) -> Change {
     let (block_hashes, content_hashes): (Vec<_>, Vec<_>) = blocks.iter().map(|&(n, c)| (BlockHash(n), c)).unzip();
     Change::Store {
@@ -87,14 +88,14 @@ pub(crate) fn store(worker: WorkerId, parent: Option<u64>, blocks: &[(u64, u64)]
     }
 }
 
-/// A removal, for tests with given changes.
+/// Creates a removal of blocks, given by block hash.
 pub(crate) fn remove(worker: WorkerId, names: &[u64]) -> Change {
     Change::Remove { worker, block_hashes: names.iter().copied().map(BlockHash).collect() }
 }
 
-/// Feeds a stream from several threads, each the owner of some workers, while others look up; then compares
-/// with the reference. No lookup may return a worker twice, or give it more than it held at any time (`bounded`), where
-/// the blocks of one change may come and go one by one.
+/// Sends a stream from several threads, each the owner of some workers, while others look up; then compares with the
+/// reference. No lookup may return a worker twice. If `bounded`, none may return more than the worker held at any time,
+/// where the blocks of one change may come and go one by one.
 pub(crate) fn check_under_load(feed: &dyn Feed, stream: &Stream, senders: u32, bounded: bool) {
     let mut oracle = Oracle::new();
     stream.changes.iter().for_each(|change| oracle.apply(change));
@@ -159,7 +160,7 @@ pub(crate) fn check_under_load(feed: &dyn Feed, stream: &Stream, senders: u32, b
     assert_eq!(feed.holdings(), oracle.holdings(), "seed {}", stream.seed);
 }
 
-/// A change divided into steps of one block.
+/// Divides a change into changes of one block each.
 fn block_by_block(change: &Change) -> Vec<Change> {
     match change {
         Change::Store { worker, parent, block_hashes, content_hashes } => {
@@ -173,7 +174,7 @@ fn block_by_block(change: &Change) -> Vec<Change> {
     }
 }
 
-/// The reference with workers by number.
+/// The reference index with workers identified by number.
 pub(crate) struct Oracle(ReferenceIndex);
 
 impl Oracle {
@@ -202,7 +203,7 @@ impl Oracle {
         self.0.apply(&event).unwrap();
     }
 
-    /// The scores of the reference, sorted by worker.
+    /// Answer of the reference to a query, sorted by worker.
     pub(crate) fn find(&self, query: &[u64]) -> Scores {
         let found = self.0.find(query).by_rank(View::Device);
         let mut scores: Scores = found.iter().map(|(worker, _, depth)| (worker.parse().unwrap(), *depth)).collect();
@@ -221,7 +222,7 @@ impl Oracle {
     }
 }
 
-/// The common interface of the three kinds of rungs.
+/// Common interface of single-threaded, concurrent and running indexes, for the comparisons.
 trait Design {
     fn apply(&mut self, change: &Change) -> Result<(), Refusal>;
     fn find(&self, query: &[u64], scores: &mut Scores);
@@ -307,7 +308,8 @@ fn check(make: Make<'_>, promise: Promise, streams: impl IntoIterator<Item = Str
     assert!(checked > 0, "no streams");
 }
 
-/// Shortens a stream by leaving out ever smaller stretches, for as long as it still fails and belongs to its family.
+/// Shortens a failing stream by leaving out ever smaller parts, as long as the stream still fails and belongs to its
+/// family.
 fn shorten(stream: &Stream, what: String, fails: impl Fn(&[Change]) -> Option<String>) -> (Vec<Change>, String) {
     let (mut changes, mut what) = (stream.changes.clone(), what);
     let mut step = changes.len().div_ceil(2);

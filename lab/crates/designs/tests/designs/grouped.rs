@@ -1,4 +1,5 @@
-//! Tests of the sparse top level over groups: full answers, pruned answers, and counts of messages.
+//! Tests of the index over groups of workers: full answers, answers with the deepest workers only, and counts of
+//! messages.
 
 use std::cmp::Reverse;
 
@@ -38,7 +39,8 @@ fn the_full_answer_is_exact_where_the_positional_index_is() {
     }
 }
 
-/// Checks that the depths of the deepest workers equal those of the full answer, with workers that have them there.
+/// Checks that the depths of the deepest workers equal those in the full answer, and that each worker has its depth
+/// there.
 fn check_best(index: &GroupedIndex, query: &[u64], k: usize) -> BestWorkers {
     let best = index.find_best(query, k);
     let mut full = Scores::new();

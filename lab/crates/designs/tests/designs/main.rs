@@ -1,5 +1,5 @@
-//! The rungs of the ladder against the reference, on random streams of the kinds that each promises to get right. The tests
-//! of rungs 1, 3, 4, 5 and 7 are in this file.
+//! Tests of the index designs against the reference, on random streams of the kinds that each design handles exactly.
+//! The tests of rungs 1, 3, 4, 5 and 7 of the ladder are in this file.
 
 mod actor;
 mod check;
@@ -74,10 +74,10 @@ fn block_index_answers_in_levels_or_in_scores() {
     }
 }
 
-/// A deviation: its name, the changes before it, the query, the answer, and the true answer.
+/// A known error of a design: its name, the changes before the query, the query, the wrong answer, and the true answer.
 pub(crate) type Deviation = (&'static str, Vec<Change>, Vec<u64>, Scores, Scores);
 
-/// The deviations common to rungs 1 and 3, each with its smallest example.
+/// Known errors common to rungs 1 and 3 of the ladder, each with its smallest example.
 pub(crate) fn deviations() -> Vec<Deviation> {
     let prompts = vec![store(0, None, &[(71, 1), (72, 2)]), store(0, None, &[(73, 3), (74, 4)])];
     let orphan = vec![store(0, Some(71), &[(72, 2)])];

@@ -1,4 +1,4 @@
-//! Tests of the registry: every name opens the rung it describes.
+//! Tests of the registry of index designs: every name creates the design that it describes.
 
 use kvatlas_designs::{Deviation, Options, RUNGS, Scores, open};
 
@@ -19,7 +19,7 @@ fn every_rung_gets_well_behaved_streams_right() {
     }
 }
 
-/// The family of streams without the given deviations.
+/// Family of the streams on which a design without the given known errors is exact.
 fn family(deviations: &[Deviation]) -> Family {
     let right = |deviation| !deviations.contains(&deviation);
     Family {

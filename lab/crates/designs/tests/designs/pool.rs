@@ -1,4 +1,4 @@
-//! Tests of the pool: a worker's changes are applied in order on one thread, and no call blocks.
+//! Tests of the pool of event threads: a worker's changes are applied in order on one thread, and no call blocks.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -14,7 +14,8 @@ use kvatlas_index::BlockHash;
 use crate::check::{EXACT, check_feed, check_under_load, store};
 use crate::streams::{Family, Names, Random, stream, streams};
 
-/// A design that records its calls, with their workers and threads. A store of block 13 panics, one of 99 waits.
+/// A test design that records its calls, with their workers and threads. A store of block 13 panics, a store of block
+/// 99 waits.
 #[derive(Default)]
 struct Recorder {
     seen: Mutex<HashMap<WorkerId, Vec<(ThreadId, u64)>>>,

@@ -1,4 +1,5 @@
-//! Tests of rung 6: its properties in each of its forms, and each of its deviations with the smallest example.
+//! Tests of the positional index: its properties in each of its forms, and each of its known errors with the smallest
+//! example.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,17 +12,18 @@ use kvatlas_index::BlockHash;
 use crate::check::{EXACT, Promise, after_concurrent, check_concurrent, check_under_load, remove, store, truth};
 use crate::streams::{Family, Names, Random, mix, stream as stream_of, streams};
 
-/// A design that refuses orphans, and otherwise keeps all blocks and forgets all.
+/// Properties of a design that refuses blocks without their parent, and otherwise keeps all blocks and has nothing left
+/// in the end.
 pub(crate) const REFUSES_ORPHANS: Promise = Promise { refuses_orphans: true, ..EXACT };
 
-/// The family that a strict positional index handles exactly: everything but names that change their meaning and
-/// several names of a worker for one block.
+/// Family of streams that a strict positional index handles exactly: all but block hashes that change their meaning and
+/// several block hashes of a worker for one block.
 pub(crate) const STRICT: Family = Family { replaced: false, aliases: false, ..Family::ANYTHING };
 
-/// The family that the original design handles exactly.
+/// Family of streams that the positional index without `strict` handles exactly.
 const LAZY: Family = Family { conflation: false, holes: false, replaced: false, ..Family::ANYTHING };
 
-/// The query's block names, as an engine may choose them.
+/// Block hashes of the query's blocks, as an engine may choose them.
 fn names(range: std::ops::Range<u64>) -> Vec<BlockHash> {
     range.map(|number| BlockHash(mix(number))).collect()
 }
@@ -71,7 +73,8 @@ fn without_leaps_holes_are_seen() {
     }
 }
 
-/// Applies streams of any kind: no panic, every name accounted for, and nothing left in the end.
+/// Applies streams of any kind: no panic may occur, every block hash must be counted, and nothing may be left in the
+/// end.
 #[test]
 fn nothing_is_left_of_any_stream() {
     for options in all_forms(false).chain(all_forms(true)) {
@@ -257,8 +260,8 @@ fn keeps_a_workers_order_under_load() {
     }
 }
 
-/// Looks up a worker that grows and shrinks between two depths while others come and go: it is never found outside
-/// them.
+/// Looks up a worker whose depth grows and shrinks between two values, while other workers come and go: its depth must
+/// never lie outside these values.
 #[test]
 fn answers_stay_between_what_was_true() {
     for options in all_forms(false).chain(all_forms(true)).filter(|options| options.jump_size > 2) {
@@ -307,7 +310,7 @@ fn answers_stay_between_what_was_true() {
     }
 }
 
-/// Changes one worker from several threads, which is not the intended use, but must do no harm.
+/// Changes one worker from several threads, which is not the intended use but must not corrupt the index.
 #[test]
 fn one_worker_from_many_threads_loses_nothing() {
     let index = Arc::new(index(Options { strict: true, ..Options::default() }));

@@ -1,4 +1,4 @@
-//! Random streams of changes, from families defined by the kinds of changes they may contain.
+//! Random streams of changes, from families defined by the kinds of changes that the streams may contain.
 //!
 //! The generator proposes changes and keeps those that the family allows, using a model of each worker's holdings. The
 //! same model decides whether a stream that was shortened after a failure still belongs to its family.
@@ -13,28 +13,30 @@ use kvatlas_index::{BlockHash, hash};
 use kvatlas_testing::seeds;
 pub(crate) use kvatlas_testing::{Random, mix};
 
-/// The kinds of changes that a stream may contain.
+/// A family of streams: the kinds of changes that a stream may contain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Family {
-    /// True if one content may be at several places: under other prefixes, and repeated within a prompt.
+    /// True if equal contents may occur at several places: after other prefixes, and repeated within a prompt.
     pub(crate) conflation: bool,
-    /// True if blocks may be removed that others continue, and come back.
+    /// True if blocks may be removed while blocks that continue them are held, and may be stored again.
     pub(crate) holes: bool,
-    /// True if blocks may be announced whose parent is not held.
+    /// True if blocks may be announced while their parent is not held.
     pub(crate) orphans: bool,
     /// True if held blocks may be announced again.
     pub(crate) duplicates: bool,
-    /// True if names may change their meaning; they are few, so that they collide and form cycles, too.
+    /// True if a block hash may be announced for another block; there are few block hashes, so that they collide and
+    /// form cycles, too.
     pub(crate) replaced: bool,
-    /// True if one worker may have several names for one block.
+    /// True if one worker may have several block hashes for one block.
     pub(crate) aliases: bool,
-    /// True if unknown names may be removed, and unknown workers cleared.
+    /// True if unknown block hashes may be removed, and unknown workers cleared.
     pub(crate) unknown: bool,
 }
 
 impl Family {
-    /// The family that every rung must handle exactly: a worker's holdings are closed under prefixes at every moment, a
-    /// content occurs at one place only, a block has one name, is announced while not held and removed while held.
+    /// Family of streams that every design must handle exactly. At every moment, a worker that holds a block holds all
+    /// blocks before it; a content occurs at one place only; a block has one block hash, is announced while not held
+    /// and removed while held.
     pub(crate) const WELL_BEHAVED: Self = Self {
         conflation: false,
         holes: false,
@@ -66,26 +68,26 @@ impl Family {
             && (self.unknown || !unknown)
     }
 
-    /// True if these changes belong to this family. Conflation depends on the generator's choices and is not checked
-    /// here.
+    /// True if the given changes belong to the family. `conflation` depends on the generator's choices and is not
+    /// checked.
     pub(crate) fn allows(self, changes: &[Change]) -> bool {
         let mut fleet = Fleet::default();
         changes.iter().all(|change| self.covers(fleet.apply(change)))
     }
 }
 
-/// The ways in which engines name blocks.
+/// Way in which engines choose block hashes in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Names {
-    /// Engines name blocks by the prefix hash of the contract: `hash::prefix_hashes` of the content hashes.
+    /// The block hash is the prefix hash: `hash::prefix_hashes` of the content hashes.
     Prefix,
-    /// Engines name blocks by something else, equal for all.
+    /// All workers have the same block hashes, which are not prefix hashes.
     Alike,
-    /// Each worker names blocks differently.
+    /// Each worker has different block hashes.
     Own,
 }
 
-/// A stream, with queries.
+/// A random stream of changes, with queries.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     pub(crate) seed: u64,
@@ -94,7 +96,8 @@ pub(crate) struct Stream {
     pub(crate) queries: Vec<Vec<u64>>,
 }
 
-/// Streams of a family, one per seed, with the three ways of naming in turn. KVATLAS_SEEDS scales their number.
+/// Random streams of a family, one per seed, with the three ways of choosing block hashes in turn. The environment
+/// variable KVATLAS_SEEDS scales their number.
 pub(crate) fn streams(family: Family, seeds: Range<u64>) -> impl Iterator<Item = Stream> {
     at_least(seeds).map(move |seed| {
         let names = [Names::Prefix, Names::Alike, Names::Own][seed as usize % 3];
@@ -102,19 +105,19 @@ pub(crate) fn streams(family: Family, seeds: Range<u64>) -> impl Iterator<Item =
     })
 }
 
-/// Streams of a family, one per seed, with one way of naming.
+/// Random streams of a family, one per seed, with one way of choosing block hashes.
 pub(crate) fn streams_named(family: Family, names: Names, seeds: Range<u64>) -> impl Iterator<Item = Stream> {
     at_least(seeds).map(move |seed| stream(family, names, seed, 30 + seed as usize * 7 % 150))
 }
 
-/// The seeds to run, at least a third of the usual number, and at least ten if there are as many: some tests need
-/// enough of them.
+/// Seeds to run: their number is scaled, but at least a third of the usual number, and at least ten if there are ten,
+/// since some tests need enough streams.
 fn at_least(usual: Range<u64>) -> Range<u64> {
     let few = usual.end - usual.start;
     usual.start..usual.start + seeds(few).max(few.div_ceil(3)).max(few.min(10))
 }
 
-/// Makes one stream.
+/// Creates a random stream of a family from a seed, with about `length` changes.
 pub(crate) fn stream(family: Family, names: Names, seed: u64, length: usize) -> Stream {
     let mut random = Random(seed);
     let mut maker = Maker {
@@ -149,15 +152,15 @@ pub(crate) fn stream(family: Family, names: Names, seed: u64, length: usize) -> 
     Stream { seed, family, changes, queries: maker.prompts }
 }
 
-/// The blocks that one worker holds: name → (parent, content).
+/// Blocks that one worker holds: parent and content hash by block hash.
 type Held = BTreeMap<BlockHash, (Option<BlockHash>, u64)>;
 
-/// The blocks held by all workers.
+/// Blocks held by all workers, as the model of the generator.
 #[derive(Clone, Debug, Default)]
 struct Fleet(BTreeMap<WorkerId, Held>);
 
 impl Fleet {
-    /// Applies a change, and returns the smallest family that allows it.
+    /// Applies a change to the model, and returns the smallest family that allows the change.
     fn apply(&mut self, change: &Change) -> Family {
         let mut took = Family::WELL_BEHAVED;
         match change {
@@ -194,7 +197,7 @@ impl Fleet {
     }
 }
 
-/// The blocks whose chain to the root is not complete.
+/// Blocks that are held although a block before them is missing.
 fn unlinked(held: &Held) -> BTreeSet<BlockHash> {
     let mut linked = BTreeSet::new();
     loop {
@@ -216,7 +219,7 @@ struct Maker {
     workers: u32,
     contents: usize,
     longest: usize,
-    /// Percentage of blocks with any name from a small set.
+    /// Percentage of blocks whose block hash is any from a small set.
     chaos: u64,
     prompts: Vec<Vec<u64>>,
     fleet: Fleet,
@@ -224,7 +227,7 @@ struct Maker {
 }
 
 impl Maker {
-    /// Adds a prompt that shares its beginning with another, as most do.
+    /// Adds a prompt, which mostly shares its beginning with another prompt.
     fn add_prompt(&mut self) {
         let mut prompt = Vec::new();
         if !self.prompts.is_empty() && self.random.chance(80) {
@@ -242,7 +245,7 @@ impl Maker {
         self.prompts.push(prompt);
     }
 
-    /// The names that a worker has for the blocks of a prompt.
+    /// Block hashes of a worker for the blocks of a prompt.
     fn names(&mut self, worker: WorkerId, prompt: &[u64]) -> Vec<BlockHash> {
         let alias = if self.family.aliases && self.random.chance(20) { 77 } else { 0 };
         if self.names == Names::Prefix && alias == 0 {
@@ -279,7 +282,7 @@ impl Maker {
         }
     }
 
-    /// Number of leading blocks of these that a worker holds.
+    /// Number of leading blocks of a prompt, given by block hashes, that a worker holds.
     fn held(&self, worker: WorkerId, names: &[BlockHash]) -> usize {
         let held = self.fleet.0.get(&worker);
         names.iter().take_while(|name| held.is_some_and(|held| held.contains_key(name))).count()

@@ -1,4 +1,4 @@
-//! Bookkeeping of requests in flight for policies that count blocks: uncomputed prompts, and blocks in use.
+//! Counts of requests in flight for policies that count blocks: prompts to compute, and blocks in use.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,10 +9,10 @@ use kvatlas_routing::Request;
 struct Entry {
     worker: u32,
     time: u64,
-    /// Tokens to compute before the first token; 0 afterwards.
+    /// Number of tokens to compute before the first token; 0 afterwards.
     prefill: f64,
     chain: Vec<u64>,
-    /// Blocks without a hash: an incomplete last one, and all of a prompt that was not tokenised.
+    /// Number of blocks without a hash: an incomplete last block, and all blocks of a prompt that was not tokenised.
     nameless: u32,
 }
 
@@ -24,19 +24,19 @@ struct Worker {
     requests: u32,
 }
 
-/// The load of one worker by these counts.
+/// Load of one worker by the counts of its requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Load {
-    /// Prompt tokens to compute, of requests without a first token.
+    /// Number of prompt tokens to compute, of requests without a first token.
     pub(crate) prefill: f64,
-    /// Distinct blocks in use, including those of the request being placed.
+    /// Number of distinct blocks in use, including those of the request for which a worker is chosen.
     pub(crate) blocks: f64,
     /// Number of requests in flight.
     pub(crate) requests: f64,
 }
 
-/// Requests in flight. A block shared by several requests of a worker counts once. Requests older than the expiry are
-/// dropped, ended or not, as in the originals.
+/// Requests in flight, with the blocks in use by each worker. A block shared by several requests of a worker counts
+/// once. Requests older than the expiry are dropped, ended or not, as in the original routers.
 #[derive(Debug)]
 pub(crate) struct Books {
     expiry: f64,
@@ -46,18 +46,18 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    /// Makes an empty table. `expiry`: largest age of a counted request, in seconds.
+    /// Creates an empty table. `expiry`: maximum age of a counted request, in seconds.
     pub(crate) fn new(expiry: f64) -> Self {
         Self { expiry, entries: HashMap::new(), workers: HashMap::new(), order: BTreeSet::new() }
     }
 
-    /// The numbers of requests and of workers in the table.
+    /// Number of requests and number of workers in the table.
     pub(crate) fn len(&self) -> (usize, usize) {
         debug_assert_eq!(self.order.len(), self.entries.len());
         (self.entries.len(), self.workers.len())
     }
 
-    /// Adds a request sent to `worker`, with an estimate of the tokens it has to compute.
+    /// Adds a request sent to `worker`. `prefill`: estimated number of tokens to compute.
     pub(crate) fn sent(&mut self, request: &Request<'_>, worker: u32, prefill: f64, now: f64) {
         self.ended(request.number);
         self.expire(now);
@@ -128,7 +128,8 @@ impl Books {
         }
     }
 
-    /// The load that a worker would have with a request of `blocks` blocks whose pieces are `chain`.
+    /// Load that a worker would have after getting another request. `blocks`: number of the request's blocks; `chain`:
+    /// hashes of its leading full blocks.
     pub(crate) fn load(&self, worker: u32, chain: &[u64], blocks: u32) -> Load {
         let Some(at) = self.workers.get(&worker) else {
             return Load { prefill: 0.0, blocks: f64::from(blocks), requests: 0.0 };

@@ -1,4 +1,5 @@
-//! Parts shared by several policies: a prompt cut into pieces, each identified by a hash of everything up to its end.
+//! Parts shared by several policies: a prompt cut into pieces, each identified by a hash of the prompt up to the
+//! piece's end.
 
 pub(crate) mod books;
 pub(crate) mod sent_blocks;
@@ -10,26 +11,26 @@ use kvatlas_routing::Request;
 
 /// Assumed bytes per token of text that was not tokenised: about right for English.
 pub(crate) const BYTES_PER_TOKEN: usize = 4;
-/// Length of a piece of text, in bytes: 16 tokens.
+/// Length of a piece of an untokenised prompt, in bytes of text: 16 tokens.
 const TEXT_PIECE: usize = 16 * BYTES_PER_TOKEN;
-/// Most pieces of one prompt: a million tokens in blocks of 16. Later ones are ignored.
+/// Maximum number of pieces of one prompt: a million tokens in blocks of 16. Later pieces are ignored.
 const MOST: usize = 1 << 16;
 
-/// The leading full blocks of a prompt, or leading pieces of its text if it was not tokenised.
+/// The leading full blocks of a prompt, or the leading pieces of its text if it was not tokenised.
 ///
-/// Other routers keep trees of characters or tokens; here edges consist of whole blocks.
+/// Other routers keep trees of characters or tokens; in this crate prompts are compared by whole blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     /// The hash of each piece, which includes all pieces before it.
     pub(crate) chain: Vec<u64>,
-    /// Tokens of a piece.
+    /// Number of tokens of a piece.
     pub(crate) size: f64,
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub(crate) tokens: f64,
 }
 
 impl Pieces {
-    /// Cuts the prompt of a request: by its hashes if it has any, else by its text.
+    /// Cuts the prompt of a request into pieces: into blocks if it has content hashes, else into pieces of its text.
     pub(crate) fn of(request: &Request<'_>) -> Self {
         let hashes = request.content_hashes;
         if !hashes.is_empty() && request.block_size > 0 {
@@ -50,7 +51,7 @@ impl Pieces {
         Self { chain, size: (TEXT_PIECE / BYTES_PER_TOKEN) as f64, tokens }
     }
 
-    /// The share of the prompt covered by the first `depth` pieces.
+    /// Share of the prompt covered by the first `depth` pieces, 0 to 1.
     pub(crate) fn share(&self, depth: usize) -> f64 {
         if depth == 0 { 0.0 } else { depth as f64 * self.size / self.tokens.max(self.size) }
     }

@@ -1,26 +1,27 @@
-//! A bounded table of the pieces of prompts sent to each worker.
+//! A bounded table of the prompts sent to each worker, in pieces (blocks, or parts of untokenised text).
 
 use std::collections::{BTreeMap, HashMap};
 
 const NONE: u32 = u32::MAX;
 
-/// A piece sent to a worker.
+/// A piece of a prompt that was sent to a worker, with its uses.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     name: u64,
     older: u32,
     newer: u32,
-    /// Number of the latest use, counted over all pieces, for the order of use.
+    /// Number of the latest use, counted over the uses of all pieces, which gives the order of use.
     touch: u64,
-    /// The time at which the piece was last sent, in seconds.
+    /// Time at which the piece was last sent, in seconds.
     time: f64,
-    /// The time window that `hits` counts, and the uses in it and in the one before.
+    /// Number of the time window in which the piece was last used. The next fields are the uses in this window and in
+    /// the one before.
     window: u64,
     hits: u32,
     hits_before: u32,
 }
 
-/// The pieces of one worker, in order of use.
+/// Pieces of prompts that one worker was sent, in order of use.
 #[derive(Debug)]
 struct Shelf {
     slots: HashMap<u64, u32>,
@@ -69,30 +70,30 @@ impl Shelf {
     }
 }
 
-/// Limits of a table: numbers of pieces, and their age.
+/// Limits of the table of sent prompts: numbers of pieces, and their age.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Bounds {
-    /// Most pieces of one worker.
+    /// Maximum number of pieces of one worker.
     pub(crate) worker: usize,
-    /// Most pieces of all workers.
+    /// Maximum number of pieces of all workers.
     pub(crate) all: usize,
-    /// Time after which a piece that was not sent again is dropped, in seconds.
+    /// Time after which a piece is dropped if it is not sent again, in seconds.
     pub(crate) ttl: f64,
 }
 
-/// For each worker the pieces of the prompts sent to it; the least recently used are dropped first, a prompt's end
-/// before its beginning, so that a beginning of each prompt remains.
+/// For each worker, the pieces (blocks) of the prompts sent to it. The least recently used pieces are dropped first, a
+/// prompt's end before its beginning, so that a beginning of each prompt remains.
 #[derive(Debug)]
 pub(crate) struct SentBlocks {
     shelves: BTreeMap<u32, Shelf>,
     touches: u64,
     total: usize,
-    /// Length of a window of [`SentBlocks::hits_of_oldest`], in seconds.
+    /// Length of a time window for [`SentBlocks::hits_of_oldest`], in seconds.
     window: f64,
 }
 
 impl SentBlocks {
-    /// Makes an empty table. `window`: length of the windows over which hits are counted, in seconds.
+    /// Creates an empty table. `window`: length of the time windows over which uses are counted, in seconds.
     pub(crate) fn new(window: f64) -> Self {
         Self { shelves: BTreeMap::new(), touches: 0, total: 0, window }
     }
@@ -102,12 +103,13 @@ impl SentBlocks {
         self.shelves.len()
     }
 
-    /// Number of pieces kept for a worker.
+    /// Number of pieces of prompts in the table for a worker.
     pub(crate) fn held(&self, worker: u32) -> usize {
         self.shelves.get(&worker).map_or(0, |shelf| shelf.slots.len())
     }
 
-    /// Number of leading hashes of `chain` that the worker was sent within the last `ttl` seconds.
+    /// Number of leading pieces of a prompt that the worker was sent within the last `ttl` seconds. `chain`: the hashes
+    /// of the prompt's pieces.
     pub(crate) fn depth(&self, worker: u32, chain: &[u64], ttl: f64, now: f64) -> usize {
         let Some(shelf) = self.shelves.get(&worker) else { return 0 };
         // A kept piece implies those before it, which are not older.
@@ -116,14 +118,15 @@ impl SentBlocks {
         })
     }
 
-    /// The number of the latest use of the piece `name` by the worker; 0 if there was none. Uses of all pieces are
-    /// numbered in turn, from 1 on.
+    /// Number of the latest use of the piece `name` by the worker; 0 if there was none. Uses of all pieces are numbered
+    /// in turn, from 1 on.
     pub(crate) fn last_touch(&self, worker: u32, name: u64) -> u64 {
         let Some(shelf) = self.shelves.get(&worker) else { return 0 };
         shelf.slots.get(&name).map_or(0, |&slot| shelf.entries[slot as usize].touch)
     }
 
-    /// Records that the worker is sent the prompt.
+    /// Records that a prompt was sent to the worker, within the table's limits. `chain`: the hashes of the prompt's
+    /// pieces.
     pub(crate) fn insert(&mut self, worker: u32, chain: &[u64], bounds: Bounds, now: f64) {
         self.forget_older(bounds.ttl, now);
         let shelf = self.shelves.entry(worker).or_default();
@@ -168,7 +171,7 @@ impl SentBlocks {
         }
     }
 
-    /// Drops the least recently used pieces of a worker until it has no more than `most`.
+    /// Drops the least recently used pieces of a worker until at most `most` are left.
     pub(crate) fn trim(&mut self, worker: u32, most: usize) {
         if let Some(shelf) = self.shelves.get_mut(&worker) {
             while shelf.slots.len() > most {
@@ -178,17 +181,17 @@ impl SentBlocks {
         }
     }
 
-    /// Drops a worker, and its pieces.
+    /// Drops a worker with its pieces.
     pub(crate) fn remove(&mut self, worker: u32) {
         if let Some(shelf) = self.shelves.remove(&worker) {
             self.total -= shelf.slots.len();
         }
     }
 
-    /// The number of times that the `count` least recently used pieces of a worker were sent to it in the last time
-    /// window, summed.
+    /// Sum of the numbers of times that the `count` least recently used pieces of a worker were sent to it in the last
+    /// time window.
     ///
-    /// Counted in two fixed windows, the older one weighted by its overlap with the sliding one.
+    /// Uses are counted in two fixed windows; the older count is weighted by its overlap with the sliding window.
     pub(crate) fn hits_of_oldest(&self, worker: u32, count: usize, now: f64) -> f64 {
         let Some(shelf) = self.shelves.get(&worker) else { return 0.0 };
         if self.window <= 0.0 {

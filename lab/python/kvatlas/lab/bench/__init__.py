@@ -1,1 +1,1 @@
-"""Load tests: plans, open-loop runs of them, threshold throughput, and how designs grow."""
+"""Load tests of index designs: plans, open-loop runs of plans, threshold throughput, and growth of lookup times."""

@@ -1,10 +1,11 @@
-"""Arrival times of the queries of each worker: a trace spread over workers.
+"""Arrival times of the queries of each worker: the requests of a trace, spread over workers.
 
-A **session** is what a trace says (`session_id`), else the requests that have their second trace block in common, as
-turns of a conversation do (the first is often everybody's system prompt); a prompt of one trace block is a session of
-its own. A session goes to `copies` workers picked at random, and all of its requests go to all of them.
+A **session** is the trace's `session_id`. Without one, requests with the same second trace block are a session, as the
+turns of a conversation are (the first block is often a system prompt that all requests share); a prompt of one trace
+block is a session of its own. A session is assigned to `copies` random workers, and each of them gets all requests of
+the session.
 
-Two things spread arrivals in time, so that they do not come in heaps that no fleet of routers would see:
+Two rules spread arrivals in time, to avoid bursts that no real fleet of routers would receive:
 
 - A trace's clock may tick slowly (the conversation trace's does every 3 s). Requests of one tick are spread evenly over
   the time to the next, in their order.
@@ -35,7 +36,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Chains:
-    """Blocks of all requests, one after the other: `contents[first[r] : first[r] + total[r]]`, `names` alike."""
+    """Blocks of all requests, concatenated: request r has `contents[first[r] : first[r] + total[r]]`, `names` alike.
+
+    `contents` has the content hashes, `names` the block hashes.
+    """
 
     first: Ints
     total: Ints  # blocks that will be full, of prompt and output
@@ -56,7 +60,7 @@ class Arrivals:
 
 
 def sessions_of(requests: Sequence[TraceRequest]) -> Ints:
-    """The session of each request, numbered in order of appearance."""
+    """Number of the session of each request, in order of appearance: shape (requests,)."""
     numbers: dict[object, int] = {}
     found = np.empty(len(requests), dtype=np.int64)
     for place, request in enumerate(requests):
@@ -72,9 +76,10 @@ def sessions_of(requests: Sequence[TraceRequest]) -> Ints:
 
 
 def spread_ticks(timestamps: Sequence[int]) -> Floats:
-    """Seconds from the first timestamp (ms); requests of one tick are spread over the time to the next tick.
+    """Convert timestamps (ms) to seconds from the first; requests with equal timestamps are spread in time.
 
-    A tick lasts until the next timestamp, but no longer than the median of those times: a lull stays one.
+    They are spread over the time to the next timestamp, but over no more than the median of these times, so that a long
+    pause in the trace remains a pause.
     """
     stamps, counts = np.unique(np.array(timestamps, dtype=np.float64), return_counts=True)
     seconds = (stamps - stamps[0]) / 1000
@@ -89,7 +94,10 @@ def spread_ticks(timestamps: Sequence[int]) -> Floats:
 
 
 def make_arrivals(trace: Trace, config: PlanConfig) -> Arrivals:
-    """Spread the requests of `trace` and its duplicates over workers and time. Request r of duplicate d: d * n + r."""
+    """Assign the requests of `trace` and its duplicates to workers and times.
+
+    Request r of duplicate d has the number d * n + r, where n is the number of requests in the trace.
+    """
     rng = np.random.default_rng([config.fleet.seed, 1])
     count = len(trace.requests)
     session = sessions_of(trace.requests)
@@ -118,10 +126,10 @@ def _choose(rng: np.random.Generator, workers: int, copies: int, sessions: int) 
 
 
 def make_chains(trace: Trace, config: PlanConfig) -> Chains:
-    """The blocks of every request of every duplicate.
+    """Compute the blocks of every request of every duplicate of the trace.
 
-    A trace's id i becomes ids i * length ... of its own in each duplicate. Blocks of generated tokens are unique to a
-    request, and the same on every copy of it.
+    Each id i of the trace becomes the ids i * length, i * length + 1, …, different in each duplicate. Blocks of
+    generated tokens are unique to a request, and equal in all copies of the request.
     """
     size, length = config.fleet.engine.block_size, config.length
     parts = check_block_size(size, trace.block)
@@ -167,5 +175,5 @@ def make_chains(trace: Trace, config: PlanConfig) -> Chains:
 
 
 def trace_blocks(trace: Trace) -> int:
-    """Trace blocks of all prompts, whole or not."""
+    """Number of trace blocks of all prompts, including partial ones."""
     return sum(-(-row.input_length // trace.block) for row in trace.requests)

@@ -1,4 +1,4 @@
-"""Output of a measuring process: one line of JSON on stdout, and nothing else there."""
+"""Output of a measuring process: exactly one line of JSON on stdout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from kvatlas.errors import KvatlasError
 
 
 def result_to_stdout(run: Callable[[Sequence[str]], str], arguments: Sequence[str]) -> int:
-    """Print what `run` returns, and nothing else, on stdout. Returns the exit status: 0 for a result; 2 for none."""
+    """Print the result of `run`, and nothing else, on stdout.
+
+    Returns the exit status: 0 if there is a result, 2 if there is none.
+    """
     # Only the result goes to stdout, even if a design prints from another thread.
     real = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

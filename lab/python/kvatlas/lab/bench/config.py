@@ -1,4 +1,4 @@
-"""The configuration that a plan is made from."""
+"""Configuration from which a plan is made."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def _fleet() -> FleetConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """Settings of a plan: a simulated fleet and the requests that it gets.
+    """Settings of a plan: a simulated fleet, and the requests that it receives.
 
     Attributes:
-        fleet: The simulated engines, which all name blocks alike. A block's tokens must divide 512, those of a trace
-            block. Its rates are the engines' slowest: see `engine_speed`.
-        copies: Engines that get each request. A session goes to the same ones from its first request to its last.
-        duplication: How many times the trace runs at once, each time with blocks of its own.
-        length: Blocks that each of the trace's blocks becomes; prompts are that many times as long.
-        copy_spread: Seconds, of the trace's time, over which the starts of a session's copies are spread.
-        engine_speed: How many times as fast the engines are as the fleet says; None: as fast as keeps them a quarter
-            busy (see `kvatlas.lab.bench.plan`).
+        fleet: The simulated engines, which all compute equal block hashes. The block size must divide 512, the size of
+            a trace block. The rates are a minimum: see `engine_speed`.
+        copies: Number of engines that get each request. All requests of a session go to the same engines.
+        duplication: Number of duplicates of the trace that run at once, each with blocks of its own.
+        length: Factor of the prompts' length: each block of the trace becomes this number of blocks.
+        copy_spread: Seconds, on the trace's clock, over which the starts of a session's copies are spread.
+        engine_speed: Factor of the engines' rates relative to `fleet`; None for the factor at which they are busy a
+            quarter of the time (see `kvatlas.lab.bench.plan`).
     """
 
     fleet: FleetConfig = field(default_factory=_fleet)
@@ -59,5 +59,5 @@ class PlanConfig:
             raise ConfigError(f"engine_speed must be above 0, got {speed}")
 
     def as_json(self) -> dict[str, object]:
-        """The configuration as plain data, for the plan's `meta`."""
+        """Convert the configuration to plain data, for the plan's `meta`."""
         return asdict(self)

@@ -1,8 +1,8 @@
-"""The picture of a sweep: thresholds as a ladder, and the throughput-latency curves beside it.
+"""Picture of a sweep: the threshold throughput of each design, and throughput-latency curves.
 
-Four panels, two clocks (from the deadline, in service) by two percentiles. A filled mark is a run that kept up; the
-large one is the threshold; hollow marks on dotted lines are runs that did not keep up: they measure a growing queue, so
-their latencies depend on the length of the run.
+Four panels: two clocks (from the deadline, in service) by two percentiles. A filled mark is a run that kept up with the
+offered rate; the large filled mark is the threshold. Hollow marks on dotted lines are runs that did not keep up: they
+measure a growing queue, so their latencies depend on the length of the run.
 """
 
 from __future__ import annotations
@@ -138,7 +138,10 @@ def _draw_curves(
 
 
 def _label_tops(panels: list[Axes], found: list[IndexResult], look: dict[str, tuple[str, str]]) -> None:
-    """Write names above the upper panels, each over its threshold, moved apart where they would touch."""
+    """Write the designs' names above the upper panels, each over its threshold.
+
+    Names that would overlap are moved apart.
+    """
     if not any(one.curve for one in found):
         return
     thresholds = [one.threshold or 1.0 for one in found]
@@ -180,7 +183,7 @@ def _label_tops(panels: list[Axes], found: list[IndexResult], look: dict[str, tu
 
 
 def sweep_page(sweep: Sweep, command: str) -> str:
-    """The HTML page of a sweep: picture, table, machine and options."""
+    """Create the HTML page of a sweep: picture, table, machine and options."""
     rows = sweep_rows(sweep)
     points, kinds = curve_rows(sweep)
     limit = sweep.config.limit

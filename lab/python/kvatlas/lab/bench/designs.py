@@ -1,4 +1,4 @@
-"""Registry of the designs that can be measured: the ladder's, those of peer programs, and a user's own in Python."""
+"""Registry of the index designs that can be measured: the ladder's, those of peer programs, and a user's own."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from kvatlas.lab.designs import RUNGS, Deviation, NestedDict
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """Design that can be measured.
+    """Design of the index that can be measured.
 
     Attributes:
-        name: Name that results show.
-        program: Program that runs it.
-        index: Name that the program has for it.
-        about: A description in a few words.
-        deviates: True if it is known to answer some queries of streams such as engines send otherwise than the
-            reference does.
+        name: Name of the design in results.
+        program: Program that runs the design.
+        index: Name of the design in that program.
+        about: Short description.
+        deviates: True if some answers are known to differ from the reference's on event streams like real engines'.
     """
 
     name: str
@@ -45,7 +44,10 @@ def _deviates(deviations: Sequence[Deviation] | None) -> bool:
 
 
 def known_designs(peers: Path | None = None) -> list[Design]:
-    """The ladder's designs from the bottom, then the peers', named `peers/NAME` where the ladder has the name."""
+    """List the ladder's designs, lowest rung first, then the peers' designs.
+
+    A peer's design is named `peers/NAME` if the ladder has a design NAME.
+    """
     designs = [Design(name, Program(), name, rung.what, _deviates(rung.deviations)) for name, rung in RUNGS.items()]
     if peers is not None:
         ours = {design.name for design in designs}
@@ -56,10 +58,13 @@ def known_designs(peers: Path | None = None) -> list[Design]:
 
 
 def choose_designs(names: Sequence[str], peers: Path | None = None) -> list[Design]:
-    """The designs of some names. `all` are all but what only repeats one of ours; a `module:attribute` is one's own.
+    """Find designs by name.
+
+    `all` stands for all designs except peers' that only repeat a design of the ladder; `module:attribute` is a user's
+    own design in Python.
 
     Raises:
-        DesignError: An unknown name, or a program of peers that cannot be asked.
+        DesignError: A name is unknown, or a program of peers does not answer.
     """
     known = {design.name: design for design in known_designs(peers)}
     chosen: dict[str, Design] = {}
@@ -94,7 +99,7 @@ def _strict(name: str) -> Design | None:
 
 
 class _NumberAdapter:
-    """Adapter between a run, which numbers workers, and the nested dictionary, which names them."""
+    """Adapter from worker numbers, which a run uses, to worker names, which the nested dictionary uses."""
 
     def __init__(self, inner: NestedDict) -> None:
         self._inner = inner
@@ -117,10 +122,12 @@ class _NumberAdapter:
 
 
 def make_design(name: str, *, strict: bool = False) -> Any:
-    """The design that the native run takes for `name`: the name itself, or an object made here if it is in Python.
+    """Convert a design's name to the value that the native run expects.
+
+    This is the name itself, or, for a design written in Python, an object created here.
 
     Raises:
-        DesignError: A `module:attribute` that cannot be loaded or made.
+        DesignError: The object of a `module:attribute` cannot be loaded or created.
     """
     if ":" not in name:
         if name in ("dict-python", "dict-python-strict"):

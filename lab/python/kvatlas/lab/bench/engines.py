@@ -1,11 +1,13 @@
 """Simulation of each worker's share of a plan, in virtual time.
 
-What an engine announces is a slice of a request's chain of blocks, so it is kept as one: where it starts in the plan's
-contents and how long it is. To see that from a sink, requests are given the *places* of their blocks (a `range`) for
-content hashes: the engine only ever slices those and hands the slices on.
+The blocks of an engine's announcement are a slice of a request's chain of blocks. So an operation stores only the
+slice: its start in the plan's contents, and its length. To let a receiver of announcements see the slice, requests have
+the *places* of their blocks (a `range`) instead of content hashes: the engine only slices them and passes the slices
+on.
 
-The simulated engine announces every physical copy of a block, and its end. A plan announces a block once for a worker:
-when the first copy comes and when the last one goes. All designs can follow that; few can count.
+The simulated engine announces the store and the removal of every physical copy of a block. A plan announces a block
+once for a worker: when the first copy is stored and when the last one is removed. All designs can process this, but few
+can count copies.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ LOOKUP, STORE_ROOT, STORE, REMOVE, CLEAR = range(5)
 
 @dataclass(slots=True)
 class Columns:
-    """Operations as columns of a plan: see `kvatlas._native.Plan`."""
+    """Operations of a plan as columns: see `kvatlas._native.Plan`."""
 
     times: NDArray[np.uint64]  # ns
     kinds: NDArray[np.uint8]
@@ -46,7 +48,7 @@ class Columns:
 
 
 class Tape:
-    """A sink that records operations as columns. The driver of the engine sets `now` (ns)."""
+    """Receiver of announcements that records operations as columns. The driver of the engine sets `now` (ns)."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -61,7 +63,7 @@ class Tape:
         self._more: dict[int, int] = {}  # copies beyond the first
 
     def lookup(self, first: int, blocks: int) -> None:
-        """A query: `blocks` contents from `first` on."""
+        """Record a query for `blocks` content hashes, at places from `first` on."""
         self._note(LOOKUP, first, blocks, 0)
 
     def store(self, worker: str, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes) -> None:
@@ -119,7 +121,7 @@ class Tape:
         self.parents.append(parent)
 
     def columns(self) -> Columns:
-        """The recorded events, as columns."""
+        """Return the recorded operations as columns."""
         return Columns(
             np.array(self.times, dtype=np.uint64),
             np.array(self.kinds, dtype=np.uint8),
@@ -132,7 +134,10 @@ class Tape:
 
 
 def run_worker(number: int, times: Floats, requests: Ints, chains: Chains, config: EngineConfig) -> tuple[Tape, Engine]:
-    """Run one worker's requests in order of time. Each begins with a lookup, then causes events."""
+    """Run the requests of one worker in order of time.
+
+    Each request is a lookup, followed by the events that it causes.
+    """
     tape = Tape(number)
     engine = Engine(str(number), config, tape)
     for arrival, r in zip(times.tolist(), requests.tolist(), strict=True):
@@ -160,7 +165,7 @@ def _ns(seconds: float) -> int:
 
 
 def run_share(arrivals: Arrivals, chains: Chains, config: EngineConfig) -> Columns:
-    """Run several workers, one after the other."""
+    """Run several workers, one after another, and join their operations."""
     numbers, begins = np.unique(arrivals.workers, return_index=True)
     ends = [*begins[1:].tolist(), len(arrivals.workers)]
     parts: list[Columns] = []
@@ -174,7 +179,10 @@ def run_share(arrivals: Arrivals, chains: Chains, config: EngineConfig) -> Colum
 
 
 def join(parts: Sequence[Columns]) -> Columns:
-    """Concatenate the columns of several workers. Indices of removals are shifted with the names that they point to."""
+    """Concatenate the columns of several workers.
+
+    Removals refer to their block hashes by position; these positions are adjusted.
+    """
     base = 0
     starts = []
     for part in parts:
@@ -199,17 +207,20 @@ _CHAIN_COLUMNS = ("first", "total", "prompt", "prompt_tokens", "output_tokens", 
 
 
 def save_chains(chains: Chains, folder: Path) -> None:
-    """Write the parts of the chains that `run_share` needs into files."""
+    """Write the arrays of the chains that `run_share` needs to files."""
     for name in _CHAIN_COLUMNS:
         np.save(folder / f"{name}.npy", getattr(chains, name))
 
 
 def load_chains(folder: Path) -> Chains:
-    """Map what `save_chains` wrote; the contents are left out."""
+    """Memory-map the files of `save_chains`. `contents` is left empty."""
     columns = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _CHAIN_COLUMNS}
     return Chains(contents=np.zeros(0, dtype=np.uint64), **columns)
 
 
 def run_share_of_files(folder: str, arrivals: Arrivals, config: EngineConfig) -> tuple[Columns, int]:
-    """Run `run_share` in another process. Returns its columns and the number of requests."""
+    """Run `run_share` on the files of `save_chains`, in another process.
+
+    Returns its columns and the number of requests.
+    """
     return run_share(arrivals, load_chains(Path(folder)), config), len(arrivals.requests)

@@ -1,7 +1,7 @@
-"""Put measured figures into a document: `python -m kvatlas.lab.bench.fill DOCUMENT NAME=FILE...`.
+"""Insertion of measured figures into a document: `python -m kvatlas.lab.bench.fill DOCUMENT NAME=FILE...`.
 
-Between `<!-- NAME -->` and `<!-- end NAME -->` the document gets the table of FILE, a sweep.json or grow.json, and
-where it was measured. The rest of the document stays as it is.
+The table of FILE (a sweep.json or grow.json), with the machine of the measurement, replaces the text between `<!-- NAME
+-->` and `<!-- end NAME -->`. The rest of the document stays as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def fill(text: str, name: str, table: str) -> str:
 
 
 def sweep_table(data: dict[str, Any]) -> str:
-    """A sweep's thresholds in Markdown, highest first; with the range of the searches if there was more than one."""
+    """Format the thresholds of a sweep as a Markdown table, highest first.
+
+    If the sweep repeated its searches, the range of their results is included.
+    """
     repeats = data["config"]["repeats"]
     found = sorted(data["indexes"], key=lambda one: -(one["threshold"] or 0))
     right = all(one["threshold"] and not one["wrong"] for one in found)
@@ -61,7 +64,7 @@ def sweep_table(data: dict[str, Any]) -> str:
 
 
 def grow_table(data: dict[str, Any]) -> str:
-    """Growth in Markdown: the smallest and the largest size of each series. The figure shows the sizes between them."""
+    """Format growth as a Markdown table: the smallest and the largest size of each series."""
     points = data["points"]
     heads, columns = [], []
     for one in data["series"]:
@@ -88,7 +91,7 @@ def grow_table(data: dict[str, Any]) -> str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Format columns and rows as a Markdown table."""
     lines = ["| " + " | ".join(line) + " |" for line in (head, *rows)]
     return "\n".join([lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]])
 
@@ -99,7 +102,7 @@ def _where(data: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fill in the document that the command line names. Returns the exit status."""
+    """Fill in the document given on the command line. Returns the exit status."""
     if len(arguments) < 2 or not all("=" in pair for pair in arguments[1:]):
         print("Error: usage: python -m kvatlas.lab.bench.fill DOCUMENT NAME=FILE...", file=sys.stderr)
         return 2

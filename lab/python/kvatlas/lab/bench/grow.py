@@ -1,13 +1,14 @@
-"""The growth of the cost of one lookup: with the depth of a query, workers, holders of a block, and blocks stored.
+"""Growth of the time of one lookup with the depth of a query, workers, holders of a block, and stored blocks.
 
-An index is built from a plan made for the purpose, then one thread runs lookups, each timed in service. There is no
-other load, so the time is the cost of a lookup, not a user's wait. Each of four series varies one size; the others keep
-their values in `_SERIES`.
+An index is built from a plan made for the purpose, then one thread runs lookups and measures the duration of each.
+There is no other load, so the time is the cost of a lookup, not a user's wait. Each of four series varies one size; the
+others keep their values in `_SERIES`.
 
-All prompts begin with the same block, as prompts with one system prompt do, so every worker with blocks holds it. The
-rest of each prompt is unique. Queries are held to their last block, and asked in random order.
+All prompts begin with the same block, as prompts with one system prompt do, so every worker with blocks holds this
+block. The rest of each prompt is unique. Each queried prompt is held to its last block, and queries are in random
+order.
 
-A design that takes too long to build, or too much memory, is left out from that size on, and listed as skipped.
+A design whose build takes too long or too much memory is left out from that size on, and listed as skipped.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from kvatlas.lab.bench.segments import Ints
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Contents of an index to measure.
+    """Contents of an index whose lookups are measured.
 
     Attributes:
-        depth: Blocks of each chain; all chains share the first.
+        depth: Number of blocks in each chain; all chains share the first block.
         workers: Number of workers.
-        holders: Workers that hold each chain.
-        blocks: Distinct blocks, about.
+        holders: Number of workers that hold each chain.
+        blocks: Approximate number of distinct blocks.
     """
 
     depth: int = 64
@@ -52,13 +53,13 @@ class Shape:
 
     @property
     def held(self) -> int:
-        """Approximate number of pairs of a worker and a block that it holds."""
+        """Approximate number of pairs of a worker and a block held by the worker."""
         return self.chains * self.depth * self.holders
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Series of shapes in which one size varies."""
+    """Series of index contents (shapes) in which one size varies."""
 
     name: str
     label: str
@@ -66,7 +67,7 @@ class Series:
 
 
 def series(*, short: bool = False) -> tuple[Series, ...]:
-    """The four series; with `short`, at sizes that take seconds."""
+    """The four series; with `short`, at small sizes that take only seconds."""
     less = 16 if short else 1
     step = slice(None, None, 2) if short else slice(None)
     blocks = 131_072 // less
@@ -105,7 +106,7 @@ def series(*, short: bool = False) -> tuple[Series, ...]:
 
 @dataclass(slots=True)
 class ShapeColumns:
-    """Operations that build a shape: each chain's stores on all of its holders, then lookups."""
+    """Operations that build an index of a shape: stores of each chain on all of its holders, then lookups."""
 
     shape: Shape
     seed: int
@@ -118,19 +119,19 @@ class ShapeColumns:
     holder: Ints  # a worker that holds it
 
     def stores(self) -> Iterator[tuple[int, int, int, int | None]]:
-        """Worker, first place, blocks, parent of each store."""
+        """Iterate over the stores: worker, place of the first block, number of blocks, and parent."""
         depth, shared = self.shape.depth, int(self.names[0])
         for chain, who, root in zip(self.chain.tolist(), self.who.tolist(), self.root.tolist(), strict=True):
             yield (who, chain * depth, depth, None) if root else (who, chain * depth + 1, depth - 1, shared)
 
     def lookups(self) -> Iterator[tuple[int, int, int]]:
-        """A holder, first place, blocks of each lookup."""
+        """Iterate over the lookups: a holder of the chain, place of the first block, and number of blocks."""
         depth = self.shape.depth
         for chain, holder in zip(self.asked.tolist(), self.holder.tolist(), strict=True):
             yield holder, chain * depth, depth
 
     def plan(self) -> Plan:
-        """The operations as a plan. Each lookup belongs to a worker that holds all blocks of the query."""
+        """Convert the operations to a plan. Each lookup is assigned to a worker that holds all blocks of the query."""
         depth = self.shape.depth
         count = len(self.chain) + len(self.asked)
 
@@ -155,7 +156,7 @@ class ShapeColumns:
 
 
 def shape_columns(shape: Shape, seed: int = 0, lookups: int = 4_000) -> ShapeColumns:
-    """Store a shape's chains on their holders, picked at random, and then ask for chains at random."""
+    """Create operations that store a shape's chains on random holders, followed by lookups of random chains."""
     rng = np.random.default_rng([seed, 2])
     depth, chains, workers, holders = shape.depth, shape.chains, shape.workers, shape.holders
     if not 1 <= holders <= workers:
@@ -181,7 +182,7 @@ def shape_columns(shape: Shape, seed: int = 0, lookups: int = 4_000) -> ShapeCol
 
 @dataclass(slots=True)
 class GrowthPoint:
-    """Result of one design at one size: p50 and p99 of a lookup in ns, or the reason why it was left out."""
+    """Result of one design at one size: p50 and p99 of a lookup in ns, or the reason why the point was skipped."""
 
     series: str
     size: int
@@ -195,7 +196,7 @@ class GrowthPoint:
 
 @dataclass(slots=True)
 class Growth:
-    """Results of all series and designs."""
+    """Growth of lookup times: the results of all series and designs."""
 
     points: list[GrowthPoint]
     series: list[Series]
@@ -205,12 +206,12 @@ class Growth:
     config: dict[str, object] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The growth as plain data, for files."""
+        """Convert the results to plain data, for files."""
         return asdict(self)
 
 
 Probe = Callable[[Shape, str], Result]
-"""Function (shape, index) that returns the result printed by a probe. Raises `MeasurementError`."""
+"""Function (shape, index) that measures a design in a process and returns the result. Raises `MeasurementError`."""
 
 
 def grow(
@@ -223,7 +224,10 @@ def grow(
     journal: Journal | None = None,
     progress: Callable[[str, str, int, float], None] = lambda *_: None,
 ) -> Growth:
-    """Measure all series into `growth`; its results outlive KeyboardInterrupt. Designs take turns at each size."""
+    """Measure all series, with results in `growth`, which stay there after KeyboardInterrupt.
+
+    Designs take turns at each size.
+    """
     journal = Journal(None) if journal is None else journal
     growth.complete = False
     growth.config = config

@@ -1,4 +1,4 @@
-"""The picture of growth: four panels, a line a design, its name at the end of the line."""
+"""Picture of the growth of lookup times: four panels, with one labelled line for each design."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _draw(axes: Axes, points: list[GrowthPoint], names: list[str], look: dict[st
 
 
 def growth_rows(growth: Growth, series: str) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of one series: a row for each design, a column for each size, with p50 / p99."""
+    """Columns and rows of one series: one row for each design, one column for each size, with p50 / p99."""
     sizes = sorted({p.size for p in growth.points if p.series == series})
     names = list(dict.fromkeys(p.index for p in growth.points))
     cells = {(p.index, p.size): f"{ns(p.p50)} / {ns(p.p99)}" for p in growth.points if p.series == series and p.p50}
@@ -87,7 +87,7 @@ def growth_rows(growth: Growth, series: str) -> tuple[list[str], list[list[str]]
 
 
 def skipped(growth: Growth) -> list[str]:
-    """The points that were left out and why, a line each."""
+    """List the skipped points with the reasons, one line for each."""
     return [
         f"{p.index}, {p.series} {p.size:,}: {p.skipped}"
         for p in growth.points
@@ -96,7 +96,7 @@ def skipped(growth: Growth) -> list[str]:
 
 
 def growth_page(growth: Growth, command: str) -> str:
-    """The HTML page of growth: picture, tables, skipped points, machine and options."""
+    """Create the HTML page of growth: picture, tables, skipped points, machine and options."""
     parts = [svg_of(draw_growth(growth))]
     for one in growth.series:
         columns, rows = growth_rows(growth, one.name)

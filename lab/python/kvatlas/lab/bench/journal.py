@@ -1,8 +1,8 @@
-"""Journal of a sweep: a line of JSON for each point, written as soon as it is measured.
+"""Journal of a sweep: one line of JSON for each point, written as soon as it is measured.
 
-It makes a sweep resumable: a repeated sweep asks for the same points in the same order, and points in the journal are
-    not measured again. Points are equal if plan, design, options, machine, versions and the number of the repeat are
-    equal.
+The journal makes a sweep resumable: a repeated sweep requests the same points in the same order, and points in the
+journal are not measured again. Two points are equal if plan, design, options, machine, versions and the number of the
+repeat are equal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvatlas.errors import JournalError
 
 
 class Journal:
-    """Points measured so far, kept in the file `path` if given."""
+    """Points measured so far, saved in the file `path` if one is given."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class Journal:
         return self._known.get(_text(key))
 
     def add(self, key: dict[str, object], result: dict[str, Any]) -> None:
-        """Keep a result. It is on disk when this returns. Raises `OSError`."""
+        """Save the result of a point. It is on disk when this method returns. Raises `OSError`."""
         self._known[_text(key)] = result
         if self.path is None:
             return

@@ -1,4 +1,4 @@
-"""The machine and environment of a measurement."""
+"""Description of the machine and software of a measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import kvatlas
 
 
 def machine() -> dict[str, str | int]:
-    """Processor, CPUs, system, versions."""
+    """Facts about this machine: processor, CPUs, system, versions."""
     return {
         "processor": _processor(),
         "cpus": os.cpu_count() or 0,
@@ -28,12 +28,12 @@ def machine() -> dict[str, str | int]:
 
 
 def machine_id(facts: dict[str, str | int]) -> str:
-    """Short name of the machine and versions; only measurements with equal names can be compared."""
+    """Short name of a machine and its versions; only measurements with equal names can be compared."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def about_machine(facts: dict[str, str | int]) -> str:
-    """A description of the machine in a line."""
+    """Description of a machine in one line."""
     return (
         f"{facts['processor']}, {facts['usable_cpus']} CPUs, {facts['system']} on {facts['architecture']}, "
         f"Python {facts['python']}, kvatlas {facts['kvatlas']}"

@@ -1,16 +1,16 @@
-"""Plans: every lookup and every event of a fleet with its virtual time, made once and run often.
+"""Plans: every lookup and every event of a simulated fleet with its virtual time, made once and run many times.
 
-A trace is spread over workers (`arrivals`), each worker's share runs through the simulated engine in virtual time
-(`engines`), and their events are merged in order of time: at equal times lookups come before events, then by worker,
-and the events of one worker keep their order. Every request is a lookup on each of its workers, as if a router had
-queried and then sent it there.
+A trace is spread over workers (`arrivals`), the simulated engine runs each worker's share in virtual time (`engines`),
+and the events are merged in order of time: at equal times lookups come before events, then by worker, and the events of
+one worker keep their order. Every request is a lookup on each of its workers, as if a router had queried the index and
+then sent the request there.
 
-Same trace, configuration and seed: same plan, same digest, however many processes made it.
+Equal traces, configurations and seeds give equal plans with equal digests, for any number of processes.
 
-Engines are made fast enough for their requests. A trace that runs twenty times at once on 32 engines would keep them
-computing for hours after its last request, and events would come long after the lookups of the requests that caused
-them. So unless `engine_speed` is set, prefill and decoding run as much faster as keeps prefill a quarter busy and half
-of the places for running requests free, on average, over the trace.
+Engines are made fast enough for their requests. Otherwise, a trace that runs twenty times at once on 32 engines would
+keep them computing for hours after its last request, and events would come long after the lookups of the requests that
+caused them. So unless `engine_speed` is set, prefill and decoding are accelerated until, on average over the trace,
+prefill is busy a quarter of the time and half of the slots for running requests are free.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BUSY = 0.25
 
 @dataclass(slots=True)
 class Draft:
-    """A plan as columns, before it is checked and packed."""
+    """Plan as columns, before it is checked and packed."""
 
     columns: Columns
     contents: Hashes
@@ -53,7 +53,7 @@ class Draft:
     meta: dict[str, object]
 
     def plan(self) -> Plan:
-        """The plan. Raises `InvalidArgumentError` if the columns do not fit together."""
+        """Pack the columns as a plan. Raises `InvalidArgumentError` if the columns do not fit together."""
         c = self.columns
         return Plan(
             times=c.times,
@@ -74,16 +74,16 @@ class Draft:
 def make_plan(
     trace: Trace, config: PlanConfig, *, processes: int | None = None, progress: Progress | None = None
 ) -> Plan:
-    """Make the plan of `trace`. O(blocks of all requests and copies).
+    """Make the plan of `trace`. The cost is O(blocks of all requests and copies).
 
     Args:
-        trace: The requests.
-        config: The fleet, and how it gets the requests.
-        processes: Number of processes to use; None: one a CPU, or none for a small plan.
-        progress: Called with the progress.
+        trace: The requests of the plan.
+        config: The simulated fleet, and the assignment of requests to engines.
+        processes: Number of processes to use; None for one per CPU, or none for a small plan.
+        progress: Called repeatedly with the progress.
 
     Raises:
-        ConfigError: Too large a plan.
+        ConfigError: The plan is too large.
     """
     return draft_plan(trace, config, processes=processes, progress=progress).plan()
 
@@ -91,7 +91,7 @@ def make_plan(
 def draft_plan(
     trace: Trace, config: PlanConfig, *, processes: int | None = None, progress: Progress | None = None
 ) -> Draft:
-    """Make the columns of a plan: `make_plan` without the packing."""
+    """Make the columns of a plan: `make_plan` without the last step, the packing."""
     arrivals = make_arrivals(trace, config)
     chains = make_chains(trace, config)
     speed = config.engine_speed or _fast_enough(arrivals, chains, config)
@@ -121,7 +121,7 @@ def draft_plan(
 
 
 def plan_key(trace: Trace, config: PlanConfig) -> str:
-    """Key of the plan of a configuration and a trace, known before the plan is made: for files that keep plans."""
+    """Key of the plan of a trace and a configuration, for file names; known before the plan is made."""
     digest = hashlib.sha256(json.dumps([FORMAT, config.as_json()], sort_keys=True).encode())
     for row in trace.requests:
         digest.update(repr((row.timestamp, row.input_length, row.output_length, row.hash_ids, row.session_id)).encode())
@@ -131,7 +131,7 @@ def plan_key(trace: Trace, config: PlanConfig) -> str:
 def cached_plan(
     trace: Trace, config: PlanConfig, folder: Path, *, progress: Progress | None = None
 ) -> tuple[Plan, Path]:
-    """Load the plan from `folder`, or make it and keep it there. Raises `OSError`."""
+    """Load a plan from `folder`, or make it and save it there. Raises `OSError`."""
     path = folder / f"plan-{plan_key(trace, config)}.kvplan"
     if path.exists():
         return Plan.load(str(path)), path
@@ -142,7 +142,7 @@ def cached_plan(
 
 
 def save_plan(plan: Plan, path: Path) -> None:
-    """Write `plan` whole or not at all. Raises `OSError`."""
+    """Write `plan` to a file, atomically. Raises `OSError`."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         plan.save(str(part))
@@ -152,7 +152,7 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 
 def _fast_enough(arrivals: Arrivals, chains: Chains, config: PlanConfig) -> float:
-    """Never slower than the fleet says."""
+    """Factor, at least 1, of the engines' rates that makes them fast enough for the requests."""
     engine = config.fleet.engine
     span = max(float(arrivals.times.max() - arrivals.times.min()), 1.0) * config.fleet.engines
     prefill = float(chains.prompt_tokens[arrivals.requests].sum()) / span / engine.prefill_rate / _BUSY

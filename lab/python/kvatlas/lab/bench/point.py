@@ -1,7 +1,7 @@
-"""One measurement, in a process of its own: `python -m kvatlas.lab.bench.point PLAN INDEX [OPTIONS]`.
+"""One measurement in a process of its own: `python -m kvatlas.lab.bench.point PLAN INDEX [OPTIONS]`.
 
-PLAN is a file, INDEX a design's name or `module:attribute` of one's own in Python, OPTIONS the run's as JSON. The
-result is one line of JSON on stdout, whatever else the design prints goes to stderr.
+PLAN is a file, INDEX a design's name or the `module:attribute` of a user's design in Python, OPTIONS are the options of
+the run as JSON. The result is one line of JSON on stdout; any other output of the design goes to stderr.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvatlas.lab.bench.designs import make_design
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Measure one point in this process."""
+    """Measure one point in this process. Returns the result as JSON."""
     if not 2 <= len(arguments) <= 3:
         raise SystemExit("Error: usage: python -m kvatlas.lab.bench.point PLAN INDEX [OPTIONS]")
     from kvatlas._native import Plan, run_plan  # noqa: PLC0415 - what a wrong build says must go where results go

@@ -1,7 +1,7 @@
-"""Time single lookups over an index of a given shape: `python -m kvatlas.lab.bench.probe SHAPE INDEX OPTIONS`.
+"""Measurement of single lookups in an index of a given shape: `python -m kvatlas.lab.bench.probe SHAPE INDEX OPTIONS`.
 
-SHAPE is a `Shape` as JSON; OPTIONS has "seed", "build_seconds", "lookup_seconds", "memory" (bytes that the process may
-use, 0: any) and "options": further options of the design. The result is one line of JSON.
+SHAPE is a `Shape` as JSON; OPTIONS has "seed", "build_seconds", "lookup_seconds", "memory" (maximum bytes of the
+process; 0 for no limit) and "options": further options of the design. The result is one line of JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHECKED = 64
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Build the index and time lookups, in this process."""
+    """Build an index and measure lookups, in this process. Returns the result as JSON."""
     if len(arguments) != 3:
         raise SystemExit("Error: usage: python -m kvatlas.lab.bench.probe SHAPE INDEX OPTIONS")
     options: dict[str, Any] = json.loads(arguments[2])
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> str:
 
 
 def probe_python(columns: ShapeColumns, design: Any, build_seconds: float, lookup_seconds: float) -> dict[str, Any]:
-    """Build and time a design written in Python, as the native probe does for the others."""
+    """Build and measure a design written in Python, as the native probe does for the other designs."""
     contents, names = columns.contents, columns.names
     found: dict[str, Any] = {"built": True, "events": 0, "blocks": None, "lookups": 0, "wrong": 0, "example": None}
     start = perf_counter()

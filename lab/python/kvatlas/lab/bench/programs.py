@@ -1,8 +1,8 @@
-"""Measurements in processes of their own: commands, and readers of their results.
+"""Measurements in processes of their own: command lines, and readers of the results.
 
-A fresh process for each point: no point inherits another's heap, caches or threads. Each program prints its result as
-    one line of JSON on stdout. This package is `python -m kvatlas.lab.bench.point PLAN INDEX [OPTIONS]`; programs
-of peers answer to `--plan PLAN --index INDEX --options OPTIONS` in the same way.
+Each point has a fresh process, so no point inherits heap, caches or threads from another one. Each program prints its
+result as one line of JSON on stdout. This package is `python -m kvatlas.lab.bench.point PLAN INDEX [OPTIONS]`; programs
+of peers accept `--plan PLAN --index INDEX --options OPTIONS` and print the same.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _STARTUP = 120.0  # seconds that a process may take besides its windows: to load
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that runs points: this package, or a peer's program."""
+    """Program that measures points: this package, or a program of a peer."""
 
     peers: Path | None = None
 
     def command(self, plan: Path, index: str, options: Mapping[str, object]) -> list[str]:
-        """The command line that runs a point."""
+        """Command line that measures a point."""
         text = json.dumps(options, sort_keys=True)
         if self.peers is None:
             return [sys.executable, "-m", "kvatlas.lab.bench.point", str(plan), index, text]
@@ -42,17 +42,19 @@ class Program:
 def run_point(
     program: Program, plan: Path, index: str, options: Mapping[str, object], *, seconds: float = 0.0
 ) -> Result:
-    """Measure one point and return what it printed. `seconds`: length of its windows, warm-up included.
+    """Measure one point in a new process, and return the result that it printed.
+
+    `seconds`: total length of the point's windows, including the warm-up.
 
     Raises:
         MeasurementError: The process failed, printed no readable result, or took far too long.
-        KeyboardInterrupt: After Ctrl-C; the process is gone.
+        KeyboardInterrupt: After Ctrl-C; the process has been ended.
     """
     return run_child(program.command(plan, index, options), index, _STARTUP + 30 * seconds)
 
 
 def run_child(command: Sequence[str], index: str, limit: float) -> Result:
-    """Run a command that prints a result, for at most `limit` seconds. Raises as `run_point`."""
+    """Run a command that prints a result, for at most `limit` seconds. Raises the same errors as `run_point`."""
     try:
         # A session of its own: Ctrl-C is ours to pass on.
         process = subprocess.Popen(  # noqa: S603 - our own arguments

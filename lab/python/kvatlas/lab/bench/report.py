@@ -1,4 +1,4 @@
-"""Tables and sentences about the results of a run or a sweep. An invalid run is never shown as a figure."""
+"""Tables and sentences about the results of a run or a sweep. Figures of invalid runs are never shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def about_plan(plan: Mapping[str, Any]) -> str:
-    """Describe a plan in a sentence."""
+    """Describe a plan in one sentence."""
     facts = plan["facts"]
     trace = (plan.get("meta") or {}).get("trace", "a plan")
     blocks = facts["lookup_blocks"] + facts["stored_blocks"] + facts["removed_blocks"]
@@ -41,7 +41,7 @@ def about_plan(plan: Mapping[str, Any]) -> str:
 
 
 def speed(value: float | None) -> str:
-    """Format a rate; a dash for None."""
+    """Format a rate per second; a dash for None."""
     return "-" if value is None else _text.short(value)
 
 
@@ -58,7 +58,7 @@ def wrong_words(wrong: int | None, compared: int | None) -> str:
 
 
 def run_rows(result: Mapping[str, Any], verdict: Verdict) -> list[tuple[str, str]]:
-    """Rows about one run, one a fact. An invalid run has no rates and no times."""
+    """Rows of facts about one run. For an invalid run, rates and times are left out."""
     rows = [("index", str(result.get("index", "?"))), ("version", str(result.get("version", "?")))]
     if verdict.kind in ("invalid", "error"):
         rows.append(("verdict", f"{'INVALID' if verdict.kind == 'invalid' else 'FAILED'}: {verdict.reason}"))
@@ -110,13 +110,13 @@ def _times(times: Mapping[str, Any] | None) -> str:
 
 
 def examples(result: Mapping[str, Any]) -> list[str]:
-    """Examples of wrong answers in a result."""
+    """Format the examples of wrong answers in a result, one line for each."""
     comparison = result.get("comparison") or {}
     return [str(example) for example in comparison.get("examples") or ()]
 
 
 def sweep_rows(sweep: Sweep) -> list[tuple[str, ...]]:
-    """Rows about a sweep, one for each design."""
+    """Rows of the table of a sweep, one for each design."""
     rows: list[tuple[str, ...]] = []
     for one in sweep.indexes:
         half = next((p for p in one.curve if p.fraction == 0.5 and p.passed), None)
@@ -138,7 +138,10 @@ def sweep_rows(sweep: Sweep) -> list[tuple[str, ...]]:
 
 
 def curve_rows(sweep: Sweep) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Rows about the curves, one for each point, and their kinds: "bad" for a point that did not keep up."""
+    """Rows of the table of curves, one for each point, and the kinds of the rows.
+
+    The kind is "bad" for a point that did not keep up with its rate.
+    """
     rows: list[tuple[str, ...]] = []
     kinds: list[str] = []
     for one in sweep.indexes:
@@ -162,7 +165,7 @@ def curve_rows(sweep: Sweep) -> tuple[list[tuple[str, ...]], list[str]]:
 
 
 def print_run(rows: list[tuple[str, str]], out: Console) -> None:
-    """Print one run."""
+    """Print the facts about one run."""
     made = Table(box=None, show_header=False, pad_edge=False)
     made.add_column(style="dim", no_wrap=True)
     made.add_column(overflow="fold")
@@ -172,7 +175,7 @@ def print_run(rows: list[tuple[str, str]], out: Console) -> None:
 
 
 def print_sweep(sweep: Sweep, out: Console) -> None:
-    """Print the thresholds of a sweep, with remarks below."""
+    """Print the thresholds of a sweep, followed by remarks."""
     rows = []
     for one, row in zip(sweep.indexes, sweep_rows(sweep), strict=True):
         bound = "-" if one.threshold is None else _KINDS[one.bound_by]

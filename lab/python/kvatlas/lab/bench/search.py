@@ -1,7 +1,7 @@
-"""Search for the highest rate that passes: by factors until it is bracketed, then by bisection of logarithms.
+"""Search for the highest rate that passes: by constant factors until it is bracketed, then by bisection of logarithms.
 
 The search does not measure: its driver asks for the next rate and reports the outcome. So it can be tested, and the
-    searches of many designs can take turns, which spreads a noisy minute over all of them.
+searches of many designs can take turns, which distributes a disturbance of the machine over all designs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Search:
-    """A search for the border between passing and failing.
+    """Search for the rate between passing and failing.
 
     Attributes:
-        start: The first rate.
-        width: Stop when the lowest failure is at most this share above the highest pass.
-        step: Factor of the steps until both a pass and a failure are known.
-        lowest, highest: The limits of the rates that are tried.
+        start: The first rate to try.
+        width: Precision: the search ends when the lowest failing rate is at most this share above the highest passing
+            one.
+        step: Factor between successive rates until both a pass and a failure are known.
+        lowest, highest: Limits of the rates to try.
     """
 
     start: float
@@ -30,7 +31,7 @@ class Search:
     failed: float | None = None
 
     def next_rate(self) -> float | None:
-        """The rate to try next; None when the search is over."""
+        """Rate to try next; None when the search is over."""
         if self.passed is None:
             if self.failed is None:
                 return min(max(self.start, self.lowest), self.highest)
@@ -42,9 +43,10 @@ class Search:
         return math.sqrt(self.passed * self.failed)
 
     def tell(self, rate: float, passed: bool) -> None:
-        """Note whether `rate` passed.
+        """Record the outcome of a trial of `rate`.
 
-        The border is where a pass turns into a failure: noise the other way is ignored.
+        The result of the search is a rate where a pass turns into a failure; a failure at a lower rate than a pass is
+        ignored as noise.
         """
         if passed:
             self.passed = rate if self.passed is None else max(self.passed, rate)

@@ -1,18 +1,18 @@
-"""The threshold throughput of designs, and their throughput-latency curves.
+"""Threshold throughput of designs, and their throughput-latency curves.
 
 **Threshold throughput**: the highest offered rate, in block operations per second, at which a run is valid, keeps up,
-gives right answers, and has its p99 within a limit. It is searched by `Search`, with a fresh process for each point.
-Designs take turns, point by point and in an order that changes every round, so that a disturbance of the machine
-affects all of them. The search is repeated; the threshold is the median. Repeats after the first begin where the
-one before ended.
+gives right answers, and has its p99 within a limit. `Search` finds it, with a fresh process for each point. Designs
+take turns, point by point and in an order that changes every round, so that a disturbance of the machine affects all
+designs. The search is repeated; the threshold is the median. Repeats after the first begin at the result of the
+previous one.
 
-A failing point that was not hopeless is tried once more: one stall of the machine must not halve a threshold. (Passing
-is not tried again: it takes a whole window of keeping up.)
+A failing point that was not hopeless is tried once more, because one stall of the machine must not halve a threshold. A
+passing point is not tried again: it already kept up for a whole window.
 
-Then each design is measured at fractions of its own threshold: the curve.
+Then each design is measured at fractions of its own threshold, which gives its curve.
 
-A point at rate r runs as much of the plan as fills its window: slow designs run the beginning of the plan, fast
-ones more of it. Where the plan ends first, the window is shorter, and the result says so.
+A point at rate r runs the part of the plan that fills its window: a slow design runs only the beginning, a fast one
+more. Where the plan ends first, the window is shorter, and the result says so.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ FRACTIONS = (0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.15)
 SHORT_WINDOW = 0.25  # seconds, below which a figure says little
 
 Measure = Callable[[str, dict[str, object], float], Result]
-"""Function (index, options of the run, seconds of all windows) that returns a result. Raises `MeasurementError`."""
+"""Function (index, options of the run, seconds of all windows) that measures a point. Raises `MeasurementError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
-    """The settings of a sweep.
+    """Settings of a sweep.
 
     Attributes:
-        repeats: Repeats of each search and of each point of a curve.
-        seconds: Length of a measured window, at most.
-        warm_up: Share of a point's operations that come before its window.
-        width: How exactly a threshold is found, as a share of it.
-        fractions: Shares of the threshold, at which the curve is measured.
-        start: The rate where the first search begins, in block operations per second.
-        limit: Limit of p99.
-        options: Options of every point, as the run takes them: threads, pinning and so on.
+        repeats: Number of repeats of each search and of each point of a curve.
+        seconds: Maximum length of a measured window.
+        warm_up: Share of a point's operations that run before its measured window.
+        width: Precision of the threshold, as a share of it.
+        fractions: Rates at which the curve is measured, relative to the threshold.
+        start: First rate of the first search, in block operations per second.
+        limit: Limit of the p99 of lookups.
+        options: Options of the runs of all points: threads, pinning and so on.
     """
 
     repeats: int = 3
@@ -78,9 +78,10 @@ class SweepConfig:
 
 @dataclass(slots=True)
 class CurvePoint:
-    """A design at a fraction of its threshold: medians over the runs that passed, or over all if most did not.
+    """Result of a design at a fraction of its threshold: medians over the runs that passed, or over all if most failed.
 
-    `passed`: it kept up and was valid and right, whatever its p99. Times in ns; None where nothing was timed.
+    `passed`: the run was valid, kept up with its rate and gave right answers, at any p99. Times are in ns; None if no
+    operation was timed.
     """
 
     fraction: float
@@ -97,7 +98,7 @@ class CurvePoint:
 
 @dataclass(slots=True)
 class IndexResult:
-    """The results of a sweep for one design."""
+    """Results of a sweep for one design."""
 
     index: str
     deviates: bool
@@ -126,7 +127,7 @@ class Sweep:
     complete: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """The sweep as plain data, for files."""
+        """Convert the results of the sweep to plain data, for files."""
         return asdict(self)
 
 
@@ -143,7 +144,7 @@ class Step:
 
 
 class Sweeper:
-    """Runs one sweep. KeyboardInterrupt may stop `run` at any time; `result` has the points measured so far."""
+    """Driver of one sweep. KeyboardInterrupt may stop `run` at any time; `result` has the points measured so far."""
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class Sweeper:
         self._share = 0.0
 
     def run(self) -> Sweep:
-        """Measure everything. Raises `OSError` if the journal cannot be written."""
+        """Measure thresholds and curves of all designs. Raises `OSError` if the journal cannot be written."""
         self.result.complete = False
         for repeat in range(self.config.repeats):
             self._search(repeat)
@@ -274,7 +275,7 @@ class Sweeper:
     # Points
 
     def options(self, rate: float) -> tuple[dict[str, object], float]:
-        """The options of a point at `rate`, and the seconds of windows that it takes."""
+        """Options of a point at `rate`, and the total seconds of its windows."""
         s = self.config
         until = min(1.0, rate * s.seconds / (1 - s.warm_up) / self._blocks)
         options = {**s.options, "rate": rate, "warm_up": s.warm_up * until}
@@ -316,7 +317,7 @@ class Sweeper:
 
 
 def wrong_of(result: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """The numbers of wrong and of compared answers and holdings; None if none were compared."""
+    """Numbers of wrong and of compared answers and holdings in a result; None if none were compared."""
     comparison = result.get("comparison")
     if not comparison:
         return None, None
@@ -325,7 +326,7 @@ def wrong_of(result: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def summarise(fraction: float, rate: float, runs: Sequence[Result], *, deviates: bool) -> CurvePoint | None:
-    """Combine the repeats of one point."""
+    """Combine the repeated runs of one point of a curve."""
     usable = [(judge(run, deviates=deviates), run) for run in runs if "failed" not in run]
     good = [run for verdict, run in usable if verdict.passed]
     passed = 2 * len(good) > len(runs)

@@ -1,4 +1,4 @@
-"""The verdict on a result: whether a point passed, and if not, in which way."""
+"""Verdict on a result: a point passed, or failed in one of several ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Highest allowed p99 of lookups: from their deadline (a user's wait) or in service (a lookup's cost)."""
+    """Highest allowed p99 of lookups: from the deadline (a user's wait) or in service (the cost of a lookup)."""
 
     p99_ns: float = 10e6
     clock: str = "deadline"
@@ -45,13 +45,13 @@ def parse_time(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on a point: passed, or how it failed.
+    """Verdict on a point: passed, or the way in which it failed.
 
     Attributes:
-        kind: "pass"; "invalid" (the generator did not keep its schedule: says nothing about the index), "behind" (did
-            not keep up), "slow" (p99 beyond the limit), "wrong" (other answers or holdings than the reference's),
-            "error" (the index raised, or no result came back).
-        reason: The reason in words; "" for a pass.
+        kind: "pass"; "invalid" (the load generator did not keep its schedule, so the run says nothing about the index);
+            "behind" (the index did not keep up); "slow" (p99 beyond the limit); "wrong" (answers or holdings differ
+            from the reference's); "error" (the index raised an error, or there was no result).
+        reason: Reason of the failure in words; "" for a pass.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def judge(result: Mapping[str, Any], limit: Limit | None = None, *, deviates: bool = False) -> Verdict:
-    """Judge one result. `deviates`: other answers are expected of this design and do not fail it."""
+    """Judge one result. `deviates`: wrong answers are expected of this design, and do not fail it."""
     reasons = [str(reason) for reason in result.get("why") or ()]
     why = "; ".join(reasons)
     counts = result.get("counts") or {}
@@ -87,10 +87,10 @@ def judge(result: Mapping[str, Any], limit: Limit | None = None, *, deviates: bo
 
 
 def bound_of(result: Mapping[str, Any], verdict: Verdict) -> str:
-    """The kind of failure that ended a search: the verdict's; "behind" for an invalid run in which the index was late.
+    """Kind of the failure that ended a search: the verdict's kind, or "behind" for an invalid run with a late index.
 
-    On few processors an index that cannot keep up takes the generator's time, too. If operations ended long after the
-    generator issued them, late as that was, the index was the cause.
+    On few processors, an index that cannot keep up also takes processor time from the load generator. If operations
+    ended long after the generator issued them (late as the issue was), the index was the cause.
     """
     if verdict.kind != "invalid":
         return verdict.kind
@@ -102,7 +102,7 @@ def bound_of(result: Mapping[str, Any], verdict: Verdict) -> str:
 
 
 def hopeless(result: Mapping[str, Any]) -> bool:
-    """True if a failure is so clear that trying again would be a waste."""
+    """True if a point failed so clearly that a second try is not worthwhile."""
     offered = (result.get("offered") or {}).get("block_ops_per_s") or 0.0
     achieved = (result.get("achieved") or {}).get("block_ops_per_s") or 0.0
     return result.get("kept_up") is not True and achieved < 0.7 * offered

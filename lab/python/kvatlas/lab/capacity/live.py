@@ -1,4 +1,4 @@
-"""Capacity plan of a running fleet, from the router's figures of the last hour and the decisions watched meanwhile."""
+"""Capacity plan of a running fleet, from the router's statistics of the last hour and the decisions seen meanwhile."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ _WAIT, _ROOM, _PREFILL = "wait (s)", "wait for room (s)", "prefill (s)"
 
 @dataclass(frozen=True, slots=True)
 class LivePlan:
-    """Figures of a running fleet.
+    """Capacity figures of a running fleet.
 
     Attributes:
-        requests: Requests behind the rates, older ones weighted less.
-        prompt_tokens: Their prompt tokens.
-        hit_rate: Share of these that engines found in their caches; None if no engine reports it.
-        unlimited: Share that one cache without limit could hold; None without prompts.
-        fleet_tokens: Tokens that fit into all engines' caches; None if an engine does not report it.
-        curve: Sizes of one cache in tokens, and the share that each could hold, rising.
-        decisions: Watched decisions with known terms.
-        bottleneck: Mean seconds that requests are expected to wait, by cause; None if no terms are known.
-        waiting: The part of that in which others are computed, or hold the room.
+        requests: Number of requests behind the rates; older requests have less weight.
+        prompt_tokens: Number of prompt tokens of these requests.
+        hit_rate: Share of the prompt tokens that engines found in their caches; None if no engine reports it.
+        unlimited: Share of the prompt tokens that one unlimited cache could hold; None without prompts.
+        fleet_tokens: Size of all engines' caches together, in tokens; None if an engine does not report its size.
+        curve: Sizes of one cache in tokens, rising, each with the share of the prompt tokens that it could hold.
+        decisions: Number of observed routing decisions with known cost terms.
+        bottleneck: Mean expected seconds to the first token, by cause; None if no cost terms are known.
+        waiting: Mean seconds, of those of `bottleneck`, in which a request waits for others: for blocks that they
+            occupy, or for their computation.
     """
 
     requests: int
@@ -38,11 +39,14 @@ class LivePlan:
     waiting: float = 0.0
 
     def rate(self, tokens: float) -> float:
-        """The share of prompt tokens that one cache of `tokens` could hold."""
+        """Share of prompt tokens that one cache of `tokens` tokens could hold."""
         return max((rate for size, rate in self.curve if size <= tokens), default=0.0)
 
     def cache_rates(self) -> list[tuple[float, float]]:
-        """Sizes of one cache in tokens, the engines' total among them if known, and the share that each could hold."""
+        """Sizes of one cache in tokens, each with the share of prompt tokens that it could hold.
+
+        The sizes include the total of the engines' caches, if known.
+        """
         if self.fleet_tokens:
             return [(self.fleet_tokens * factor, self.rate(self.fleet_tokens * factor)) for factor in CACHES]
         most = self.unlimited or 0.0
@@ -52,7 +56,7 @@ class LivePlan:
 
 
 def live_plan(reuse: Mapping[str, Any], decisions: Iterable[Mapping[str, Any]]) -> LivePlan:
-    """Make a plan from a router's `/reuse` and from its decisions with terms."""
+    """Compute a plan from a router's answer to `/reuse` and from its decisions with cost terms."""
     waits = [wait for decision in decisions if (wait := _wait(decision)) is not None]
     hit_rate, unlimited = reuse["hit_rate"], reuse["unlimited"]
     bottleneck, waiting = None, 0.0
@@ -73,7 +77,7 @@ def live_plan(reuse: Mapping[str, Any], decisions: Iterable[Mapping[str, Any]]) 
 
 
 def live_as_json(plan: LivePlan) -> dict[str, Any]:
-    """The plan as JSON's types."""
+    """Convert the plan to plain data for JSON."""
     parts = plan.bottleneck
     return {
         "requests": plan.requests,
@@ -90,7 +94,10 @@ def live_as_json(plan: LivePlan) -> dict[str, Any]:
 
 
 def _wait(decision: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    """Expected seconds to the first token at the chosen engine: for room, in its queue, to compute the prompt."""
+    """Expected seconds to the first token at the chosen engine, in three parts.
+
+    The parts: waiting for free blocks, waiting in the queue, and computing the prompt.
+    """
     for candidate in decision["candidates"] or ():
         terms = candidate["terms"]
         if (candidate["worker"], candidate["rank"]) == (decision["worker"], decision["rank"]) and _PREFILL in terms:

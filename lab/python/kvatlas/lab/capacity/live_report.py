@@ -13,7 +13,7 @@ CACHE = ("one cache of", "would find", "of the possible")
 
 
 def print_live(plan: LivePlan, router: str, console: Console) -> None:
-    """Print the report."""
+    """Print the capacity report of a running fleet."""
     console.print(
         f"{router}: {counted(plan.requests, 'request')} and {count(plan.prompt_tokens)} prompt tokens; older ones "
         "count less, by half for each hour.",
@@ -30,7 +30,7 @@ def print_live(plan: LivePlan, router: str, console: Console) -> None:
 
 
 def about_hits(plan: LivePlan) -> list[str]:
-    """The hit rates, in sentences."""
+    """Describe the hit rates of a running fleet, in sentences."""
     if plan.unlimited is None:
         return ["No request has ended yet whose tokens are known: nothing can be said of its cache."]
     if plan.unlimited <= 0:
@@ -45,7 +45,7 @@ def about_hits(plan: LivePlan) -> list[str]:
 
 
 def about_limit(plan: LivePlan) -> list[str]:
-    """The reasons for which requests wait, in sentences."""
+    """Describe the reasons for which requests wait, in sentences."""
     parts = plan.bottleneck
     if parts is None:
         return [
@@ -66,7 +66,7 @@ def about_limit(plan: LivePlan) -> list[str]:
 
 
 def cache_rows(plan: LivePlan) -> list[tuple[str, ...]]:
-    """The hit rate by the size of the cache."""
+    """Rows of a table of the hit rate by cache size."""
     most = plan.unlimited or 0.0
     rows = [
         (

@@ -1,7 +1,7 @@
-"""A fleet and its variants under the same traffic, and the hit rate of one cache of any size beside them.
+"""Simulation of a fleet and its variants under the same traffic, with the hit rate of one cache of any size.
 
-The curve is the best that all caches could do as one, under any policy. The variants are simulated with a policy, and
-show what remains of that: hits on engines that do not share, and seconds to the first token.
+The hit-rate curve is the best result that all caches could reach as one, under any policy. The variants are simulated
+with a policy, and show the actual results: hits on engines that do not share caches, and seconds to the first token.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from kvatlas.sim.curve import HitCurve, hit_curve
 from kvatlas.sim.trace import Trace
 
 NOW = "as it is"
-"""The name of the variant that changes nothing."""
+"""Name of the variant that changes nothing."""
 
 SHARED = "one shared cache"
-"""The name of the variant whose engines share one cache, as large as all of theirs together."""
+"""Name of the variant whose engines share one cache, as large as all engines' caches together."""
 
 CACHES = (0.25, 0.5, 1, 2, 4, 8)
-"""Sizes of the cache, relative to the given one, at which the curve is reported."""
+"""Cache sizes, relative to the configured one, at which the hit-rate curve is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A fleet to simulate."""
+    """Variant of a fleet to simulate."""
 
     name: str
     config: ReplayConfig  # with one policy
@@ -38,7 +38,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Variant with its simulated results."""
+    """Variant of a fleet with its simulated results."""
 
     name: str
     engines: int
@@ -51,9 +51,9 @@ class Bottleneck:
     """Mean time to first token by cause, in seconds.
 
     Attributes:
-        room: Waiting for free blocks, or for fewer running requests, in an engine's queue.
-        cache: Computing blocks that were cached before, of this request or of those ahead in the queue.
-        compute: Computing all other blocks, and waiting for that.
+        room: Waiting in an engine's queue for free blocks, or for fewer running requests.
+        cache: Recomputing blocks that were cached before, for the request itself or for those ahead in the queue.
+        compute: Computing all other blocks, for the request itself or for those ahead in the queue.
     """
 
     room: float
@@ -62,7 +62,7 @@ class Bottleneck:
 
     @property
     def largest(self) -> str:
-        """The name of the largest part."""
+        """Name of the largest cause."""
         return max(("room", "cache", "compute"), key=lambda name: getattr(self, name))
 
 
@@ -81,18 +81,18 @@ class CapacityPlan:
 
     @property
     def bottleneck(self) -> Bottleneck | None:
-        """The parts of the time to first token of the fleet as it is; None if it was not simulated."""
+        """Time to first token of the fleet as it is, by cause; None if that fleet was not simulated."""
         return find_bottleneck(self.rows[0].result) if self.rows else None
 
     def cache_rates(self) -> list[tuple[int, float]]:
-        """Sizes of each engine's cache in tokens, with the hit rate of one cache as large as all of them together."""
+        """Cache sizes of each engine in tokens, with the hit rate of one cache as large as all of them together."""
         fleet = self.config.fleet
         sizes = [round(fleet.engine.cache_tokens * factor) for factor in CACHES]
         return [(tokens, self.curve.rate(tokens * fleet.engines)) for tokens in sizes]
 
 
 def find_bottleneck(result: PolicyResult) -> Bottleneck:
-    """Split the mean time to first token.
+    """Split the mean time to first token of a replay by cause.
 
     Computed prompt tokens that an infinite cache would have held are attributed to the cache. Their share of the time
     spent on computing, and on waiting for it, is their share of the computed tokens.
@@ -102,7 +102,7 @@ def find_bottleneck(result: PolicyResult) -> Bottleneck:
 
 
 def split_time(room: float, rest: float, hit_rate: float, possible: float) -> Bottleneck:
-    """Split the mean time to first token: seconds of waiting for room, and all others.
+    """Split the mean time to first token: `room` seconds of waiting for free blocks, and `rest`, all others.
 
     `hit_rate` and `possible`: shares of prompt tokens that were cached, and that one infinite cache would have held.
     """
@@ -112,9 +112,10 @@ def split_time(room: float, rest: float, hit_rate: float, possible: float) -> Bo
 
 
 def make_variants(config: ReplayConfig, host_tokens: int = 0) -> list[Variant]:
-    """The fleet as it is with each policy of `config`, then others with the first: more cache, engines or speed.
+    """List the fleet as it is with each policy of `config`, then variants with the first policy.
 
-    `host_tokens`: the size of a host tier behind each engine's cache, which is one of the variants; 0: it is not.
+    The variants have more cache, more engines or faster ones. `host_tokens`: size of a host memory tier behind each
+    engine's cache, which is one of the variants; 0 for no such variant.
     """
     first = replace(config, policies=config.policies[:1])
     fleet, engine = config.fleet, config.fleet.engine
@@ -155,7 +156,7 @@ def measure_plan(
     progress: Callable[[str, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> CapacityPlan:
-    """Compute the curve and simulate the variants, beginning with the fleet as it is.
+    """Compute the hit-rate curve and simulate the variants, beginning with the fleet as it is.
 
     Once `stop` returns True, the results so far are returned, marked partial.
     """
@@ -179,7 +180,7 @@ def measure_plan(
 
 
 def as_json(plan: CapacityPlan) -> dict[str, Any]:
-    """The figures as JSON's types."""
+    """Convert the plan to plain data for JSON."""
     fleet, bottleneck = plan.config.fleet, plan.bottleneck
     rows = []
     for row in plan.rows:

@@ -1,4 +1,4 @@
-"""Pictures of a plan: the hit rate by the size of the cache, and the time to first token of each variant."""
+"""Pictures of a capacity plan: the hit rate by cache size, and the time to first token of each variant."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _OURS, _OTHERS = "#1a7f5a", "#9aa7b1"
 
 
 def write_plot(plan: CapacityPlan, path: Path) -> None:
-    """Write a plot in the format that the name of `path` says. Raises `PlotError` or `OSError`."""
+    """Write a plot in the format given by the suffix of `path`. Raises `PlotError` or `OSError`."""
     write_figure(path, lambda: draw(plan), lambda: page(plan))
 
 
 def draw(plan: CapacityPlan) -> Figure:
-    """Draw the curve with the simulated hit rates on it, and the times of the variants."""
+    """Draw the hit-rate curve with the simulated hit rates, and the times to first token of the variants."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     figure = Figure(figsize=(12, 4.4), layout="constrained")
@@ -85,7 +85,7 @@ def _draw_times(axes: Axes, plan: CapacityPlan) -> None:
 
 
 def page(plan: CapacityPlan) -> str:
-    """The HTML page with the picture and the tables."""
+    """Create the HTML page of a capacity plan, with the picture and the tables."""
     parts = []
     if plan.base is not None:
         parts.append(html.paragraphs([*summary.about_trace(plan.base), summary.about_fleet(plan.base)]))

@@ -1,4 +1,4 @@
-"""Report of a capacity plan, for a terminal: bottleneck, hit rate by the size of the cache, and variants."""
+"""Report of a capacity plan, for a terminal: bottleneck, hit rate by cache size, and variants."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ _MEANING = {
 
 
 def about_bottleneck(bottleneck: Bottleneck, rows: Sequence[Row]) -> list[str]:
-    """The limit of a fleet and what helps, in sentences. `rows`: the fleet as it is, then its variants."""
+    """Describe the bottleneck of a fleet and the variants that help, in sentences.
+
+    `rows`: the fleet as it is, then its variants.
+    """
     waits = rows[0].result.waits
     waiting = waits.router + waits.queue + waits.room
     total = bottleneck.room + bottleneck.cache + bottleneck.compute
@@ -66,7 +69,10 @@ def about_bottleneck(bottleneck: Bottleneck, rows: Sequence[Row]) -> list[str]:
 
 
 def about_variants(rows: Sequence[Row]) -> list[str]:
-    """The variants that help, that hardly do, and that less would be enough for, in sentences; empty without any."""
+    """Describe the variants in sentences: those that help, those that hardly do, and smaller ones that are sufficient.
+
+    Returns an empty list without variants.
+    """
     changes = changes_of(rows)
     more = sorted((change, name) for name, change, is_less in changes if not is_less)
     if not more:
@@ -87,9 +93,10 @@ def about_variants(rows: Sequence[Row]) -> list[str]:
 
 
 def changes_of(rows: Sequence[Row]) -> list[tuple[str, float, bool]]:
-    """Each variant with its change of the mean time to first token, and True if it has less than the fleet as it is.
+    """Relative change of the mean time to first token of each variant, with True for a variant that is smaller.
 
-    A change of -0.5 is half the time. Empty without a fleet as it is, or if that has no time.
+    A change of -0.5 is half the time. Smaller means fewer resources than the fleet as it is. The list is empty if the
+    fleet as it is was not simulated, or its time is 0.
     """
     base = rows[0] if rows else None
     if base is None or not base.result.ttft.mean:
@@ -105,14 +112,17 @@ def changes_of(rows: Sequence[Row]) -> list[tuple[str, float, bool]]:
 
 
 def meaning_of(bottleneck: Bottleneck, waiting: float) -> str:
-    """The sentence that says what limits a fleet. `waiting`: the share of the time in which others are computed."""
+    """Sentence that names the bottleneck of a fleet.
+
+    `waiting`: share of the time to first token in which other requests are computed.
+    """
     if bottleneck.largest == "compute" and waiting < _HARDLY:
         return _IDLE
     return _MEANING[bottleneck.largest]
 
 
 def about_cache(plan: CapacityPlan) -> list[str]:
-    """The hit rate of caches, in sentences."""
+    """Describe the hit rates of caches, in sentences."""
     curve, fleet = plan.curve, plan.config.fleet
     if curve.most <= 0:
         return ["No prompt repeats the beginning of an earlier one: no cache helps."]
@@ -138,7 +148,7 @@ def about_cache(plan: CapacityPlan) -> list[str]:
 
 
 def cache_rows(plan: CapacityPlan) -> list[tuple[str, ...]]:
-    """The hit rate by the size of the cache, the given size among them."""
+    """Rows of a table of the hit rate by cache size; the configured size is included."""
     fleet, most = plan.config.fleet, plan.curve.most
     rows = [
         (
@@ -153,7 +163,7 @@ def cache_rows(plan: CapacityPlan) -> list[tuple[str, ...]]:
 
 
 def variant_rows(plan: CapacityPlan) -> list[tuple[str, ...]]:
-    """One row for each fleet that was simulated."""
+    """Rows of a table of variants: one for each simulated fleet."""
     base = plan.rows[0].result.ttft.mean if plan.rows else 0.0
     return [
         (
@@ -175,7 +185,7 @@ def _change(ratio: float) -> str:
 
 
 def print_plan(plan: CapacityPlan, console: Console) -> None:
-    """Print the report."""
+    """Print the report of a capacity plan."""
     if plan.partial:
         console.print("Interrupted: this is what was done so far.", style="bold yellow")
     if plan.base is not None:

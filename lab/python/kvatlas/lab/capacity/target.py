@@ -1,7 +1,7 @@
-"""Engines that a fleet needs to meet a target, such as a p99 of the time to first token below 2 s, by policy.
+"""Number of engines that a fleet needs to meet a target, for example a p99 of the time to first token below 2 s.
 
-The search simulates the fleet as it is, then twice or half as many engines until the target is on the other side, and
-halves the interval between. The number found meets the target, and one engine fewer does not.
+The search simulates the fleet as it is for each policy, then twice or half as many engines until the target is
+bracketed, and bisects the interval. The number found meets the target, and one engine fewer does not.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvatlas.lab.replay.runner import replay
 from kvatlas.sim.trace import Trace
 
 MOST = 8
-"""Largest fleet of a search, relative to the given one."""
+"""Largest fleet of a search, as a multiple of the configured one."""
 
 HOURS_A_MONTH = 730
-"""Hours of a twelfth of a year, for prices."""
+"""Hours in a twelfth of a year, for monthly prices."""
 
 _TIMES = {"mean": "mean", "p50": "p50", "p99": "p99"}
 _SHAPE = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9.]+)\s*(ms|s|%)?\s*")
@@ -35,25 +35,25 @@ class Target:
 
     Attributes:
         column: "mean", "p50" or "p99" of the time to first token, or "good": the share of requests within the limits.
-        limit: Seconds that the figure stays below; for "good", the share from 0 to 1 that it is above.
+        limit: Upper bound of the figure, in seconds; for "good", its lower bound, from 0 to 1.
     """
 
     column: str
     limit: float
 
     def value(self, result: PolicyResult) -> float:
-        """The figure of a replayed policy, in seconds or as a share."""
+        """Value of the target's figure in the result of a policy, in seconds or as a share."""
         return result.good if self.column == "good" else float(getattr(result.ttft, self.column))
 
     def is_met(self, result: PolicyResult) -> bool:
-        """True if a replayed policy meets the target. Without any first token, it does not."""
+        """True if the result of a policy meets the target; False if no request had a first token."""
         if not result.first_tokens:
             return False
         value = self.value(result)
         return value > self.limit if self.column == "good" else value < self.limit
 
     def show(self, value: float) -> str:
-        """Format a value of the figure."""
+        """Format a value of the target's figure."""
         return percent(value) if self.column == "good" else seconds(value)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Read a target such as "p99<2s". Raises `ConfigError`."""
+    """Parse a target, for example "p99<2s". Raises `ConfigError`."""
     found = _SHAPE.fullmatch(text)
     if found is None or found[3].count(".") > 1 or found[3] == ".":
         raise ConfigError(f"target {text!r} cannot be read: {_WANTED}")
@@ -85,12 +85,13 @@ def parse_target(text: str) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Engines that one policy needs.
+    """Number of engines that one policy needs for a target.
 
     Attributes:
-        policy: Its name.
-        engines: The smallest number found that meets the target; None if the largest fleet of the search does not.
-        result: The replay with that number; without one, the replay with the most engines tried.
+        policy: Name of the policy.
+        engines: The smallest number of engines found that meets the target; None if even the largest fleet of the
+            search does not.
+        result: The replay with `engines` engines; if None, the replay with the most engines tried.
         tried: Numbers of engines that were simulated, in order.
     """
 
@@ -102,12 +103,12 @@ class Need:
 
 @dataclass(slots=True)
 class TargetPlan:
-    """Engines that each policy needs for a target, the first policy first.
+    """Numbers of engines that each policy needs for a target, the first policy first.
 
     Attributes:
-        most: Engines of the largest fleet of the search.
-        price: Price of one engine for an hour, in a currency of your choice; None if it is not known.
-        base: A replay of the trace, for its facts.
+        most: Number of engines in the largest fleet of the search.
+        price: Price of one engine per hour, in any currency; None if unknown.
+        base: A replay of the trace, for facts about the trace.
     """
 
     trace: str
@@ -129,7 +130,7 @@ def search_target(
     progress: Callable[[str, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> TargetPlan:
-    """Find how many engines each policy of `config` needs to meet `target`.
+    """Find the number of engines that each policy of `config` needs to meet `target`.
 
     Once `stop` returns True, the policies done so far are returned, marked partial. Raises `ConfigError`.
     """
@@ -155,7 +156,7 @@ def _search(
     stop: Callable[[], bool] | None,
     made: TargetPlan,
 ) -> Need | None:
-    """The need of one policy; None if it was interrupted."""
+    """Search the number of engines that one policy needs; None if the search was interrupted."""
     done: dict[int, PolicyResult] = {}
 
     def is_met(engines: int) -> bool | None:
@@ -193,7 +194,7 @@ def _search(
 
 
 def target_as_json(plan: TargetPlan) -> dict[str, Any]:
-    """The figures as JSON's types."""
+    """Convert the plan to plain data for JSON."""
     return {
         "trace": plan.trace,
         "partial": plan.partial,

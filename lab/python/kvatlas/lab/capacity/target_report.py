@@ -1,4 +1,4 @@
-"""Report of the engines that each policy needs for a target, for a terminal."""
+"""Report of the number of engines that each policy needs for a target, for a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXPENDABLE = (4, 3)
 
 
 def print_target(plan: TargetPlan, console: Console) -> None:
-    """Print the report."""
+    """Print the report of the engines needed for a target."""
     if plan.partial:
         console.print("Interrupted: this is what was done so far.", style="bold yellow")
     if plan.base is not None:
@@ -41,7 +41,7 @@ def print_target(plan: TargetPlan, console: Console) -> None:
 
 
 def need_rows(plan: TargetPlan) -> list[tuple[str, ...]]:
-    """Rows of the table: one for each policy."""
+    """Rows of the table of engines needed: one for each policy."""
     return [
         (
             need.policy,
@@ -56,7 +56,7 @@ def need_rows(plan: TargetPlan) -> list[tuple[str, ...]]:
 
 
 def about_needs(plan: TargetPlan) -> list[str]:
-    """The differences between the first policy and the others, in sentences."""
+    """Describe the differences between the first policy and the others, in sentences."""
     first, *others = plan.needs
     if first.engines is None:
         lines = [f"{first.policy} does not meet {plan.target} with {counted(plan.most, 'engine')}, the most tried."]

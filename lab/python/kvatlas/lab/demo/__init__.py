@@ -1,7 +1,7 @@
-"""The router in front of simulated engines, in real time: policies in turn, the same engines and requests for each.
+"""Demo of the router in front of simulated engines, in real time: each policy in turn, with the same requests.
 
-Everything runs in real time: engines are processes that publish over real sockets, the router is `kvatlas router`, and
-    requests go through it over HTTP. `kvatlas demo` shows it; for figures, use `kvatlas replay`.
+The engines are processes that publish events over real sockets, the router is `kvatlas router`, and requests pass
+through it over HTTP. `kvatlas demo` shows the results; for precise figures, use `kvatlas replay`.
 """
 
 from kvatlas.lab.demo.config import MOST_ENGINES, DemoConfig

@@ -1,4 +1,4 @@
-"""The configuration of the demo."""
+"""Configuration of the demo of the router."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MOST_REQUESTS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """The configuration of a demo.
+    """Settings of a demo of the router.
 
     Attributes:
-        fleet: The engines.
-        policies: Names of the routing policies, or `module:Class`, each in its turn.
-        seconds: How long each of them runs, in real time.
-        speed: How many times as fast as ours the engines' clock runs.
-        request_rate: Requests a second of the engines' time.
+        fleet: The simulated engines.
+        policies: Names of the routing policies, or `module:Class`, which run one after another.
+        seconds: Duration of each policy, in seconds of real time.
+        speed: Speed of the engines' clock relative to real time.
+        request_rate: Requests per second of the engines' clock.
     """
 
     fleet: FleetConfig = field(default_factory=lambda: FleetConfig(engines=4))
@@ -48,11 +48,11 @@ class DemoConfig:
             )
 
     def workload(self) -> Trace:
-        """Requests for one turn; more than it needs, because arrivals are random."""
+        """Generate the requests for one policy; some more than it needs, because arrivals are random."""
         count = max(16, int(self.seconds * self.speed * self.request_rate * 1.5))
         return generate(WorkloadConfig(requests=count, seed=self.fleet.seed, request_rate=self.request_rate))
 
     def servers(self) -> Fleet:
-        """The engines, not started yet."""
+        """Create the engines, which are not started yet."""
         config = ServerConfig(engine=self.fleet.engine, speed=self.speed, model=MODEL, seed=self.fleet.seed)
         return Fleet(self.fleet.engines, config, own_names=self.fleet.own_names)

@@ -1,4 +1,4 @@
-"""Turns of the demo: each policy gets a router in front of the same engines with empty caches."""
+"""Run of the demo: each policy gets a router in front of the same engines with empty caches."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class PolicyResults:
     """Results of one policy so far. Times are in seconds of the engines' clock.
 
     Attributes:
-        name: The policy.
-        elapsed: Seconds of its turn so far, in real time.
-        done: Requests answered.
-        failed: Requests that failed.
+        name: Name of the policy.
+        elapsed: Seconds for which the policy has run, in real time.
+        done: Number of answered requests.
+        failed: Number of failed requests.
         failure: Reason of the last failure.
-        in_flight: Requests in flight.
-        hit_rate: The share of prompt tokens that the engines had cached.
-        first_token: The mean time to the first token.
-        first_token_p99: The 99th percentile of the time to the first token.
-        decision: The median time that the router took to decide, in seconds of the real clock.
+        in_flight: Number of requests in progress.
+        hit_rate: Share of prompt tokens that the engines had cached.
+        first_token: Mean time to the first token.
+        first_token_p99: 99th percentile of the time to the first token.
+        decision: Median duration of the router's decisions, in seconds of real time.
     """
 
     name: str
@@ -50,10 +50,10 @@ class PolicyResults:
 
 
 class Demo:
-    """Runs the policies in turn; calls `show` with their results every second."""
+    """Driver of the demo, which runs the policies in turn and calls `show` with their results every second."""
 
     def __init__(self, config: DemoConfig, show: Callable[[list[PolicyResults]], None]) -> None:
-        """Create the demo. Nothing is started yet.
+        """Create the demo, without starting anything yet.
 
         Raises:
             PolicyError: A policy is unknown.
@@ -65,7 +65,10 @@ class Demo:
         self._over: list[PolicyResults] = []
 
     def run(self, stop: Callable[[], bool]) -> list[PolicyResults]:
-        """Run all turns, or until `stop`. Raises `KvatlasError` if an engine or a router does not start."""
+        """Run all policies, or until `stop` returns True.
+
+        Raises `KvatlasError` if an engine or a router does not start.
+        """
         trace = self._config.workload()
         with self._config.servers() as fleet:
             for policy in self._config.policies:
@@ -125,7 +128,7 @@ class Demo:
 
 
 def check_policy(policy: str, seed: int) -> None:
-    """Check that a policy exists and has the options behind its name. Raises `PolicyError`, `ConfigError`."""
+    """Check that a policy exists and accepts the options after its name. Raises `PolicyError`, `ConfigError`."""
     name, options = split_policy(policy)
     if ":" in name:
         own_policy(name, seed, options)

@@ -1,9 +1,10 @@
-"""Demo of failures: a fleet with NATS, a relay, two services that read from it and a router, each killed in turn.
+"""Demo of failures: a fleet with NATS, a relay, two services and a router, each killed in turn.
 
-`make demo-fleet` runs it: `python -m kvatlas.lab.demo.fleet`. Everything is a process of its own and is killed with
-SIGKILL while requests go on. After each kill, the engines rest, and both indexes are queried for the prompts of the
-last requests until they are right about every engine. A depth greater than the engine's own, on an engine that the
-index trusts, is a wrong answer. Messages may take 2.5 seconds to be missed, so answers count from 3 seconds on.
+`make demo-fleet` runs it: `python -m kvatlas.lab.demo.fleet`. Every part is a process of its own and is killed with
+SIGKILL while requests continue. After each kill, the engines get no more requests, and the indexes of both services are
+queried for the prompts of the last requests until their answers are right for every engine. A depth greater than the
+engine's own, on an engine that the index trusts, is a wrong answer. It may take 2.5 seconds to notice a missing
+message, so wrong answers are counted from 3 seconds on.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class Part:
         self._process = subprocess.Popen(self._command, stdout=quiet, stderr=quiet, env=variables)  # noqa: S603
 
     def wait_listening(self, timeout: float = 30.0) -> None:
-        """Wait until its port accepts connections. Raises `KvatlasError` if the process ends, or takes too long."""
+        """Wait until the port of the process accepts connections.
+
+        Raises `KvatlasError` if the process ends, or `timeout` seconds pass.
+        """
         end = time.monotonic() + timeout
         while time.monotonic() < end and self._process is not None and self._process.poll() is None:
             try:
@@ -68,7 +72,7 @@ class Part:
         raise KvatlasError(f"{self.name} did not start: {' '.join(self._command)}")
 
     def kill(self) -> None:
-        """End the part with SIGKILL."""
+        """End the process with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -84,14 +88,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of killing one part.
+    """Outcome of killing one part of the fleet.
 
     Attributes:
-        part: The part that was killed.
-        requests: Requests that were answered meanwhile.
-        failed: Requests that were not answered.
-        right_after: Seconds of rest until each index was right about every engine; None if that took too long.
-        wrong: Depths on trusted engines that exceeded what the engine held.
+        part: Name of the killed part.
+        requests: Number of requests answered meanwhile.
+        failed: Number of requests without an answer.
+        right_after: Seconds without requests until the answers of each index were right for every engine; None if this
+            took too long.
+        wrong: Number of depths, on trusted engines, greater than the engine's own depth.
     """
 
     part: str
@@ -102,7 +107,7 @@ class Outcome:
 
 
 class FleetDemo:
-    """The fleet. Use as a context manager."""
+    """Fleet of the demo of failures, with all of its processes. Use as a context manager."""
 
     def __init__(self) -> None:
         nats = shutil.which("nats-server")
@@ -148,11 +153,14 @@ class FleetDemo:
 
     @property
     def engine(self) -> EngineHandle:
-        """One of the engines."""
+        """The engine that the demo kills."""
         return self._engines.engines[0]
 
     def run(self, part: Part | EngineHandle | None) -> Outcome:
-        """Send requests while a part is killed and restarted, then rest until both indexes are right."""
+        """Send requests while a part is killed and restarted.
+
+        Then wait, without requests, until the answers of both indexes are right.
+        """
         requests = self._config.workload().requests[:400]
         tally = Tally()
         load = Load(self._router.url, tally, lambda: False)
@@ -192,9 +200,9 @@ class FleetDemo:
 
 
 def compare(url: str, prompts: Sequence[Sequence[int]], truth: dict[str, list[int]]) -> tuple[bool, int]:
-    """Compare an index with the engines.
+    """Compare the answers of an index with the engines' own.
 
-    Returns whether the index trusts all engines and has all their blocks, and the number of depths that are too large.
+    Returns True if the index trusts all engines and has all their blocks, and the number of depths that are too large.
     """
     equal, deeper = True, 0
     try:
@@ -213,7 +221,7 @@ def compare(url: str, prompts: Sequence[Sequence[int]], truth: dict[str, list[in
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now."""
+    """Find `count` ports that are free at this moment."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -222,7 +230,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def main() -> int:
-    """Run the demo and print each outcome. Returns 1 if an index was wrong, or not right in time."""
+    """Run the demo and print each outcome. Returns 1 if an index gave a wrong answer, or was not right in time."""
     try:
         print(f"Starting {ENGINES} simulated engines, nats-server, a relay, two indexes, a router ...")
         with FleetDemo() as demo:

@@ -1,4 +1,4 @@
-"""Load of one turn: requests sent when they are due, and their outcomes."""
+"""Load on a router: requests sent at their start times, and their outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DECISION = "x-kvatlas-decision-us"
 
 @dataclass(slots=True)
 class Tally:
-    """Counts and times of the sent requests. Times in seconds of the real clock."""
+    """Counts and times of the sent requests. Times are in seconds of real time."""
 
     sent: int = 0
     failed: int = 0
@@ -39,16 +39,16 @@ class Tally:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests under way."""
+        """Number of requests in progress."""
         return self.sent - self.done - self.failed
 
     @property
     def hit_rate(self) -> float:
-        """The share of prompt tokens that the engines had cached."""
+        """Share of prompt tokens that the engines had cached, from 0 to 1."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def first_token(self, quantile: float | None = None) -> float | None:
-        """The mean time to the first token, or a quantile of it."""
+        """Mean time to the first token, or the given quantile of it, in seconds; None before the first one."""
         if not self.first_tokens:
             return None
         if quantile is None:
@@ -57,17 +57,17 @@ class Tally:
 
     @property
     def decision(self) -> float | None:
-        """The median time that the router took to decide; None if it does not say."""
+        """Median duration of the router's decisions, in seconds; None if the router does not report it."""
         return median(self.decisions) if self.decisions else None
 
     def fail(self, why: str) -> None:
-        """Count a failed request."""
+        """Count a failed request. `why`: reason of the failure."""
         self.failed += 1
         self.failure = why
 
 
 class Load:
-    """Sends the requests of a turn to a router."""
+    """Sender of the requests of one policy's run to a router."""
 
     def __init__(self, url: str, tally: Tally, stop: Callable[[], bool]) -> None:
         self._url = url
@@ -75,7 +75,7 @@ class Load:
         self._stop = stop
 
     async def run(self, requests: Sequence[TraceRequest], seconds: float, speed: float) -> None:
-        """Send all requests due within `seconds` of the engines' time, then wait a while for those under way."""
+        """Send all requests due within `seconds` on the engines' clock, then wait for the end of those in progress."""
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=_PATIENCE)
         tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +99,7 @@ class Load:
                     await asyncio.gather(*late, return_exceptions=True)
 
     async def _until(self, due: float) -> bool:
-        """Wait until a time. Returns False if the load is to stop."""
+        """Wait until the time `due`. Returns False if the load is to stop."""
         while (wait := due - time.monotonic()) > 0:
             if self._stop():
                 return False

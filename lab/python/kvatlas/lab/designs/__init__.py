@@ -1,8 +1,8 @@
 """Designs of one index, from a nested dictionary up to `kvatlas.BlockIndex`, behind one interface.
 
-`RUNGS` lists them: which step of the ladder each rung is, what it promises, and what it gets wrong, with the smallest
-example. `open_rung` makes one, with the methods of `BlockIndex`. `PositionalIndexer` is rung 6 alone, under the names
-that other implementations give its operations.
+`RUNGS` lists the designs (rungs of a ladder from simple to fast): the step of each rung, the cost of its lookups, and
+its wrong answers, each with the smallest example. `open_rung` creates a rung, with the methods of `BlockIndex`.
+`PositionalIndexer` is rung 6, with the names that other implementations use for its operations.
 
 Examples:
     >>> from kvatlas.lab.designs import RUNGS, open_rung

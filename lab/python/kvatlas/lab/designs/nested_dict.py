@@ -1,14 +1,15 @@
-"""Rung 1 of the ladder, in plain Python: worker → content hash → block hashes.
+"""Rung 1 of the ladder of designs, in plain Python: worker → content hash → block hashes.
 
 The simplest design. A lookup asks every worker for every block, which is O(workers x depth). It identifies a block by
-its content alone, not by its position in a prompt, so its depths are too large:
+its content alone, not by its position in a prompt, so some depths are too large:
 
 - a worker that holds the prompts ``1 2`` and ``3 4`` seems to hold both blocks of ``1 4``; it holds one,
 - a worker that holds ``1`` seems to hold all of ``1 1 1``,
 - a block whose parent was never announced counts as if it began a prompt.
 
-``kvatlas.lab.designs.RUNGS["dict-python"]`` lists all deviations, with the events that show them. With ``strict=True``
-a block must also continue a block that matched at the position before; this is exact.
+``kvatlas.lab.designs.RUNGS["dict-python"]`` lists all deviations from the reference, with the events that show them.
+With ``strict=True``, a block counts only if it continues the block that matched at the previous position; this is
+exact.
 """
 
 from collections.abc import Sequence
@@ -29,11 +30,11 @@ Ints = Sequence[int] | NDArray[Any]
 
 
 class NestedDict:
-    """The nested dictionary, with the methods of `kvatlas.lab.designs.Rung`. For one thread at a time.
+    """Index as a nested dictionary, with the methods of `kvatlas.lab.designs.Rung`. For one thread at a time.
 
     Args:
-        strict: Whether lookups follow parents, which makes them exact.
-        block_size: Tokens in a block, for ``tokens=``.
+        strict: True if lookups check each block's parent, which makes them exact.
+        block_size: Tokens per block, for ``tokens=``.
     """
 
     name = "dict-python"
@@ -63,7 +64,7 @@ class NestedDict:
 
         Raises:
             InvalidTypeError: worker is not a str.
-            InvalidArgumentError: Lengths that differ, or both or neither of content_hashes and tokens.
+            InvalidArgumentError: The lengths differ, or both or neither of content_hashes and tokens are given.
         """
         _check_worker(worker)
         contents = self._hashes("store", tokens, content_hashes, lora, salt)
@@ -84,7 +85,7 @@ class NestedDict:
             parent = name
 
     def remove(self, worker: str, *, block_hashes: Names) -> None:
-        """Record that a worker has evicted blocks; names that it does not hold are counted.
+        """Record that a worker has evicted blocks. Block hashes that the worker does not hold are counted.
 
         Raises:
             InvalidTypeError: worker is not a str.
@@ -116,7 +117,7 @@ class NestedDict:
             self._blocks[worker], self._contents[worker] = {}, {}
 
     def drop(self, worker: str) -> None:
-        """Record that a worker is gone.
+        """Remove a worker that has left the fleet.
 
         Raises:
             InvalidTypeError: worker is not a str.
@@ -127,7 +128,7 @@ class NestedDict:
         self._contents.pop(worker, None)
 
     def flush(self) -> None:
-        """Do nothing: a change is applied when its call returns."""
+        """Do nothing, as every change is applied before its call returns."""
 
     def find(
         self,
@@ -137,10 +138,11 @@ class NestedDict:
         lora: str | None = None,
         salt: str | None = None,
     ) -> ReferenceMatch:
-        """The number of leading blocks of a prompt that each worker holds: see `kvatlas.BlockIndex.find`.
+        """Find the number of leading blocks of a prompt that each worker holds: see `kvatlas.BlockIndex.find`.
 
         Raises:
-            InvalidArgumentError: Both or neither of tokens and content_hashes, or lora or salt with content_hashes.
+            InvalidArgumentError: Both or neither of tokens and content_hashes are given, or lora or salt with
+                content_hashes.
         """
         query = self._hashes("find", tokens, content_hashes, lora, salt)
         depth = self._strict_depth if self.strict else self._depth
@@ -150,7 +152,7 @@ class NestedDict:
     def _hashes(
         self, call: str, tokens: Ints | None, content_hashes: Ints | None, lora: str | None, salt: str | None
     ) -> list[int]:
-        """The content hashes as given, or computed from tokens: exactly one of the two."""
+        """Return the given content hashes, or those computed from tokens. Exactly one of the two must be given."""
         if content_hashes is None:
             if tokens is None:
                 raise InvalidArgumentError(f"{call} needs content_hashes or tokens", "missing_argument")
@@ -181,11 +183,11 @@ class NestedDict:
         return len(query)
 
     def workers(self) -> dict[str, int]:
-        """The workers that hold blocks, each with its number of blocks."""
+        """Workers that hold blocks, each with its number of blocks."""
         return {worker: len(names) for worker, names in self._contents.items() if names}
 
     def stats(self) -> RungStats:
-        """The numbers of `kvatlas.lab.designs.Rung.stats`; entries are pairs of a worker and a content hash."""
+        """Statistics as in `kvatlas.lab.designs.Rung.stats`; entries are pairs of a worker and a content hash."""
         return {
             "workers": len(self._blocks),
             "blocks": sum(len(names) for names in self._contents.values()),

@@ -1,4 +1,4 @@
-"""The rungs of the ladder: what each promises and what it gets wrong."""
+"""Rungs of the ladder of designs, with the cost and the wrong answers of each."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,37 +16,37 @@ __all__ = ["RUNGS", "Deviation", "RungInfo", "open_rung"]
 class Deviation:
     """Deviation of a design from the reference, with its smallest example.
 
-    After `events` of one worker, `query` gets the depth `answer`; `truth` is right.
+    After `events` of one worker, `query` gets the depth `answer`; the right depth is `truth`.
     """
 
     name: str
-    """The kind of deviation: "conflation", "holes", "orphans", "renames" or "aliases"."""
+    """Kind of deviation: "conflation", "holes", "orphans", "renames" or "aliases"."""
     what: str
-    """Description in a sentence."""
+    """Description of the deviation, in a sentence."""
     events: tuple[Event, ...]
-    """The events that the worker announces."""
+    """Events that the worker announces."""
     query: tuple[int, ...]
-    """The content hashes that are looked up."""
+    """Content hashes of the queried prompt."""
     answer: int
-    """The depth that the design gives."""
+    """Depth that the design answers, in blocks."""
     truth: int
-    """The depth that is right."""
+    """Right depth, in blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RungInfo:
-    """Rung of the ladder."""
+    """Rung of the ladder: a design of the index."""
 
     name: str
-    """The name by which `open_rung` knows the rung."""
+    """Name of the rung for `open_rung`."""
     step: int
-    """Number of the rung, 1 to 6; 7 is this project's own design."""
+    """Number of the rung, 1 to 6; 7 is the design of kvatlas itself."""
     what: str
-    """A description of the rung."""
+    """Description of the rung."""
     promise: str
-    """Cost of a lookup, and how events are applied."""
+    """Cost of a lookup, and the way in which events are applied."""
     options: tuple[str, ...]
-    """The options of `open_rung` that the rung uses, besides `block_size`."""
+    """Options of `open_rung` that the rung uses, besides `block_size`."""
     deviations: tuple[Deviation, ...]
     """All deviations of the rung from `kvatlas.reference`."""
     strict_deviations: tuple[Deviation, ...] | None
@@ -184,7 +184,7 @@ def _all() -> dict[str, RungInfo]:
 
 
 RUNGS: Final[dict[str, RungInfo]] = _all()
-"""Every rung by name, lowest first."""
+"""All rungs (designs) by name, lowest first."""
 
 
 def open_rung(
@@ -197,27 +197,27 @@ def open_rung(
     group_size: int = 64,
     block_size: int = 16,
 ) -> Rung | NestedDict:
-    """Create an empty rung of the ladder.
+    """Create an empty index of one design (a rung of the ladder).
 
     Options that a rung does not use are checked and ignored. A name that ends in "-strict" makes the rung strict.
 
     Args:
-        name: One of `RUNGS`.
-        strict: Whether to avoid the deviations that can be avoided.
-        event_threads: Threads that apply events, of the rungs with a pool; 1 to 1,024.
-        jump_size: How far the positional rungs jump, in blocks, at least 1.
-        shards: Actors of "radix-sharded"; 1 to 1,024.
-        group_size: Workers in a group of "grouped", at least 1.
-        block_size: Tokens in a block, for ``tokens=``, at least 1.
+        name: A name in `RUNGS`.
+        strict: True to avoid the wrong answers that the design can avoid.
+        event_threads: Number of threads that apply events, for rungs with a thread pool; 1 to 1,024.
+        jump_size: Length of a jump of the positional rungs, in blocks; at least 1.
+        shards: Number of actors of "radix-sharded"; 1 to 1,024.
+        group_size: Number of workers in a group of "grouped"; at least 1.
+        block_size: Tokens per block, for ``tokens=``; at least 1.
 
     Returns:
         A `Rung`, or a `NestedDict` for "dict-python".
 
     Raises:
         InvalidTypeError: An argument is of the wrong type.
-        InvalidArgumentError: An unknown rung ("unknown_rung"), a number out of range, or a rung that cannot be strict
-            ("never_strict").
-        DesignError: The system started no more threads.
+        InvalidArgumentError: The rung is unknown ("unknown_rung") or cannot be strict ("never_strict"), or a number is
+            out of range.
+        DesignError: The system could not start the threads.
     """
     if not isinstance(name, str):
         raise InvalidTypeError(f"name must be a str, got {type(name).__name__}")

@@ -1,4 +1,4 @@
-"""Replays of a trace over simulated engines in virtual time, and what they found."""
+"""Replays of a trace on simulated engines in virtual time, and their results."""
 
 from kvatlas.lab.replay.config import ReplayConfig
 from kvatlas.lab.replay.results import PolicyResult, ReplayResult

@@ -1,9 +1,10 @@
-"""Estimates of engines' caches without events, from the requests that were sent to them, in two known ways.
+"""Estimates of engines' caches without events, from the requests that were sent to them, by two known methods.
 
-- `MockCaches`: each engine's cache simulated by the block pool's rules, as large as the engine says that it is;
+- `MockCaches`: each engine's cache is simulated by the rules of the block pool, with the size that the engine reports;
 - `TtlCaches`: a block counts as held for a fixed time after it was sent to the engine.
 
-Both know only what a router knows: which prompt went where, and when its first token and its end came.
+Both methods use only the knowledge of a router: which prompt went to which engine, and the times of its first token and
+its end.
 """
 
 from __future__ import annotations
@@ -21,20 +22,23 @@ class Guess(Protocol):
     """Estimate of the blocks that all engines hold."""
 
     def depths(self, names: Sequence[int], now: float) -> Mapping[int, int]:
-        """Estimated depth on each engine: leading `names` that it may hold."""
+        """Estimated depth on each engine, in blocks: the number of leading `names` that it may hold."""
 
     def sent(self, request: Request, names: Sequence[int], engine: int, now: float) -> None:
-        """Record that a prompt of these blocks went to an engine."""
+        """Record that a prompt with the block hashes `names` was sent to an engine."""
 
     def ended(self, request: Request, now: float) -> None:
-        """Record that a request ended, in whatever way."""
+        """Record the end of a request, for any reason."""
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone."""
+        """Forget the blocks of an engine that has left the fleet."""
 
 
 class MockCaches:
-    """Estimate from simulated caches. A prompt's blocks are taken when it is sent; its generated tokens are unknown."""
+    """Estimate from simulated caches.
+
+    A prompt's blocks are cached when the prompt is sent; its generated tokens are unknown.
+    """
 
     def __init__(self, engines: int, blocks: int) -> None:
         self._blocks = blocks
@@ -68,7 +72,7 @@ class MockCaches:
 
 
 class TtlCaches:
-    """Estimate in which a block counts as held for `ttl` seconds after it was last sent."""
+    """Estimate by time: a block counts as held for `ttl` seconds after it was last sent to the engine."""
 
     def __init__(self, engines: int, ttl: float = TTL) -> None:
         self._ttl = ttl

@@ -1,9 +1,9 @@
-"""Bounds for comparison with policies: placement with full knowledge of the engines.
+"""Bounds for comparison with policies: placement of requests with full knowledge of the engines.
 
 `GreedyBound` knows each engine's true cache, its queue and running requests, and the length of each answer, and sends
-each request where it expects the least harm. It is greedy and does not know later requests, so it is not a strict
-bound. With one cache for all engines (as large as theirs together, or without limit) it shows the gain that sharing
-caches would bring.
+each request to the engine where it expects the least total delay. It is greedy and does not know later requests, so it
+is not a strict bound. With one cache for all engines (as large as all engines' caches together, or unlimited), it shows
+the gain that sharing caches would bring.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from kvatlas.sim.stepped import SteppedEngine
 BOUNDS = ("greedy", "shared-cache", "infinite-cache", "all-memory-free", "all-memory-paid", "host-memory-paid")
 """Names of the bounds: `GreedyBound` with each engine's own cache, one cache as large as all, and one without limit.
 
-With the last three, each engine has its own cache, and behind it is a pool as large as the device and host memory of
-all engines, which costs nothing to load from, or what a transfer costs (a pull, where engines pull, else the pool's).
-In `host-memory-paid`, the pool is as large as their host memory alone, which has a copy of what is on a device, too.
+In the last three bounds, each engine has its own cache, and a shared pool behind it. In the `all-memory` bounds the
+pool is as large as the device and host memory of all engines; in `host-memory-paid` it is as large as their host memory
+alone, which also has a copy of the blocks on devices. Loads from the pool are free, or ("paid") cost a transfer (a
+pull, if engines pull, otherwise the pool's).
 """
 
 
 @dataclass(slots=True)
 class GreedyBound:
-    """Placer that looks into the engines. Give it `engines` before the first request."""
+    """Placer of requests with full knowledge of the engines. Set `engines` before the first request."""
 
     name: str
     block_size: int
@@ -54,7 +55,7 @@ class GreedyBound:
         without: frozenset[int] = frozenset(),
         waited: float = 0.0,
     ) -> int | None:
-        """Choose the engine of least harm."""
+        """Choose the engine with the least total delay, for the request itself and for the other requests there."""
         names = request.block_hashes[: (request.prompt_tokens - 1) // self.block_size]
         best: list[int] = []
         least = float("inf")
@@ -88,7 +89,7 @@ class GreedyBound:
 
     @property
     def waiting(self) -> Sequence[Request]:
-        """See `Placer`. No request waits in the router."""
+        """Empty list, because no request waits in the router (see `Placer`)."""
         return ()
 
     def avoid(self, request: Request, without: frozenset[int]) -> None:

@@ -1,13 +1,13 @@
 """Check of the index: a sample of its answers is compared with two oracles.
 
-- the **reference**: `kvatlas.reference.ReferenceIndex`, fed the same events;
+- the **reference**: `kvatlas.reference.ReferenceIndex`, which receives the same events;
 - the **engines**: the blocks in each simulated engine's own pool at that moment, without the changes of the step that
   it is computing, which are not announced yet.
 
-Checking is bounded. In memory: the reference follows no more engines than together hold `REFERENCE_BLOCKS` blocks (the
-other oracle covers all). In time: as the reference is slow, a sampled query is passed over while checking has taken
-more than its share of the allowed time, in proportion to how far the replay is, so that the checked queries spread over
-the whole run.
+Memory and time of the check are bounded. The reference follows no more engines than hold `REFERENCE_BLOCKS` blocks
+together (the other oracle covers all engines). As the reference is slow, a sampled query is skipped while the check has
+used more than its share of the allowed time, in proportion to the progress of the replay, so that the checked queries
+are spread over the whole run.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ _KEEP = 20  # disagreements worth printing
 
 
 def watched_workers(workers: Sequence[str], blocks: int, seed: int) -> list[str]:
-    """Engines that the reference follows: all, or as many random ones as it can hold at `blocks` blocks each."""
+    """Choose the engines that the reference follows: all, or random ones if all would hold too many blocks.
+
+    `blocks`: number of blocks that each engine holds.
+    """
     most = max(1, REFERENCE_BLOCKS // blocks)
     return list(workers) if most >= len(workers) else random.Random(seed).sample(workers, most)
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Answer of the index that an oracle contradicts. Depths in blocks."""
+    """Answer of the index that differs from an oracle. Depths are in blocks."""
 
     policy: str
     request: int  # number in the trace, from 0
@@ -50,7 +53,7 @@ class Disagreement:
 
 @dataclass(slots=True)
 class Agreement:
-    """Outcome of the check."""
+    """Outcome of the check of the index."""
 
     sampled: int = 0  # queries picked
     checked: int = 0  # of those, checked; the others would have taken too long
@@ -62,7 +65,7 @@ class Agreement:
 
 
 class Checker:
-    """Checks about `share` of the queries of one replay of `total` requests, in about `seconds` at most."""
+    """Checker of about `share` of the queries of one replay of `total` requests, in about `seconds` at most."""
 
     def __init__(self, policy: str, share: float, seconds: float, total: int, seed: int) -> None:
         self.agreement = Agreement()
@@ -81,9 +84,9 @@ class Checker:
         engines: Sequence[SteppedEngine],
         own_names: bool,
     ) -> None:
-        """Check `match`, the answer to `query` of `request`, if it is in the sample.
+        """Check `match`, the answer to `query` of `request`, if the request is in the sample.
 
-        `own_names`: every engine has its own names for blocks, and the request has the common names.
+        `own_names`: True if every engine has its own block hashes, while the request has the common ones.
         """
         if timed.shadow is None or self._random.random() >= self._share:
             return

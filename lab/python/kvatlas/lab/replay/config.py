@@ -20,18 +20,18 @@ MOST_BLOCKS = 50_000_000  # of all engines together, at about 150 bytes each
 
 
 CHUNK = 512
-"""Default tokens of a step: few enough that a step of the default hardware takes below 0.1 s."""
+"""Default maximum number of tokens in a step: small enough for steps below 0.1 s on the default hardware."""
 
 
 POLICIES = ("kvatlas", "dynamo-kv", "vllm-router-kv-aware", "smg-cache-aware", "least-loaded", "round-robin")
-"""The policies that are replayed by default; `kvatlas.routing.policy_names()` lists all."""
+"""Policies that are replayed by default; `kvatlas.routing.policy_names()` lists all policies."""
 
 GUESSES = ("mock", "ttl")
-"""Estimates that replace the index without events: simulated caches ("mock"), or recently sent prompts ("ttl")."""
+"""Estimates of caches that can replace the index: simulated caches ("mock"), or recently sent prompts ("ttl")."""
 
 
 def default_fleet() -> FleetConfig:
-    """Make the default fleet: sixteen engines of the default hardware."""
+    """Create the default fleet: sixteen engines of the default hardware."""
     return FleetConfig(engine=EngineConfig(chunk=CHUNK))
 
 
@@ -40,18 +40,19 @@ class ReplayConfig:
     """Settings of a replay: a fleet, its requests and its routers.
 
     Attributes:
-        fleet: The simulated engines. The rates in their configuration are not used: `steps` determines their speed.
-        steps: Duration of a step of an engine.
+        fleet: The simulated engines. The rates in their configuration are not used; `steps` determines the speed.
+        steps: Model of the duration of an engine's step.
         scenario: Events in the fleet during the replay.
-        limits: The latency limits within which a request counts as served well.
+        limits: Latency limits within which a request counts as served well.
         policies: Names of the routing policies, `module:Class`, or names of bounds.
-        options: Options of the policies; every replayed policy gets them.
+        options: Options that every replayed policy gets.
         settings: Settings of the router.
-        routers: Number of routers. They take requests by turns, and report their requests at the engines to each other.
-        guess: The estimate that replaces the index without events: one of `GUESSES`.
-        loop: "open" or "closed"; None: closed if requests of the trace wait for each other.
+        routers: Number of routers, which take requests in turn, and report their requests in progress to each other.
+        guess: Estimate of caches that replaces the index in a replay without events: one of `GUESSES`.
+        loop: "open" or "closed"; None for closed if requests of the trace depend on each other, otherwise open.
         tiers: Tiers behind each engine's cache.
-        pull_delta: Tokens by which a source must be ahead in the fixed rule of policies that end in `+pull`.
+        pull_delta: Minimum lead of a peer, in cached tokens, for a pull in the fixed rule of policies that end in
+            `+pull`.
         speedup: Speed factor of the trace's clock.
         check: Share of the queries whose answers are compared with the reference, from 0 to 1.
         check_seconds: Time limit for the checked queries of one policy, in seconds.

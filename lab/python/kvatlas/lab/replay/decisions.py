@@ -1,6 +1,6 @@
 """Records of a router's decisions, replayed under other policies with the same requests.
 
-The record is JSON lines, one a decision, as `kvatlas router --record` writes them:
+A record is JSON lines, one for each decision, as `kvatlas router --record` writes them:
 
     {"t": 12.5, "id": 7, "model": "m", "tokens": 4000, "block_size": 16, "hashes": ["9f…", …], "worker": "http://a:8000",
      "cached": 3200, "output": 250, "first_token": 0.41}
@@ -34,22 +34,22 @@ from kvatlas.sim.stepped import SteppedEngine
 from kvatlas.sim.trace import Trace, TraceRequest, other_format
 
 RECORDED = "as recorded"
-"""Name under which the recorded choices are replayed."""
+"""Name, in place of a policy, under which the recorded choices are replayed."""
 
 _OUTPUT = 256  # tokens, where the record does not say
 
 
 @dataclass(slots=True)
 class Decisions:
-    """Record of decisions, read from a file.
+    """Record of a router's decisions, read from a file.
 
     Attributes:
-        trace: Its requests, in order of time; an id stands for a block.
+        trace: The recorded requests, in order of time; an id stands for a block.
         workers: Names of the workers, in order.
-        chosen: The number of the worker of each request.
-        first_tokens: Measured seconds to the first token, of requests where the record says.
-        cached: Cached tokens that engines reported, over all requests with a report.
-        cached_of: Prompt tokens of those requests.
+        chosen: Number of the worker chosen for each request.
+        first_tokens: Measured seconds to the first token, for requests whose record has them.
+        cached: Number of cached prompt tokens that engines reported, over all requests with a report.
+        cached_of: Number of prompt tokens of the requests with a report.
         left_out: Number of lines left out: another block size or model, no hashes or no worker.
     """
 
@@ -114,7 +114,7 @@ def read_decisions(path: str | os.PathLike[str], *, model: str | None = None) ->
 
 
 def about_record(record: Decisions) -> list[str]:
-    """The figures that the router and its engines measured, in sentences, for comparison with the simulated ones."""
+    """Describe the measurements of the router and its engines, in sentences, for comparison with the simulation."""
     lines = []
     if record.first_tokens:
         mean, p99 = float(np.mean(record.first_tokens)), float(np.percentile(record.first_tokens, 99))
@@ -130,9 +130,10 @@ def about_record(record: Decisions) -> list[str]:
 
 
 def _resolve_after(rows: Sequence[dict[str, Any]]) -> None:
-    """Replace request numbers in dependencies by rows.
+    """Replace request numbers in dependencies by the rows of these requests.
 
-    Numbers begin anew when the router restarts, so a number refers to its last row before the one that names it.
+    Numbers start again when the router restarts, so a number refers to the last row with that number before the row
+    that names it.
     """
     last: dict[object, dict[str, Any]] = {}
     for row in rows:
@@ -142,7 +143,7 @@ def _resolve_after(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _dependencies(row: dict[str, Any], places: Mapping[int, int]) -> tuple[Dependency, ...]:
-    """The replayed requests that a row waited for, directly or through rows that are left out."""
+    """Find the replayed requests on which a row depends, directly or through rows that are left out."""
     found: dict[int, dict[str, Any]] = {}
     seen: set[int] = set()
     todo = list(row["after"])
@@ -167,7 +168,7 @@ def _dependencies(row: dict[str, Any], places: Mapping[int, int]) -> tuple[Depen
 
 
 def _row(text: str, where: str) -> dict[str, Any] | None:
-    """Parse a decision; None if it lacks what a replay needs."""
+    """Parse a decision; None if a value that a replay needs is missing."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
@@ -219,12 +220,12 @@ class RecordedChoices:
         without: frozenset[int] = frozenset(),
         waited: float = 0.0,
     ) -> int | None:
-        """Choose the engine that stands for the recorded worker."""
+        """Choose the engine that represents the recorded worker."""
         return self._chosen[request.number]
 
     @property
     def waiting(self) -> Sequence[Request]:
-        """See `Placer`. No request waits in the router."""
+        """Empty list, because no request waits in the router (see `Placer`)."""
         return ()
 
     def avoid(self, request: Request, without: frozenset[int]) -> None:

@@ -1,7 +1,8 @@
-"""Delivery of announcements to the index: at once, late, or lost and requested again.
+"""Delivery of engines' announcements to the index: at once, late, or lost and requested again.
 
-An engine numbers its announcements. When one is lost, the next to arrive shows the gap. Announcements after a gap wait,
-in order, until the lost one has been fetched (`repair` seconds later), as in the service while it replays a stream.
+An engine numbers its announcements. When an announcement is lost, the next one to arrive shows the gap. Announcements
+after a gap wait, in order, until the lost one has been fetched (`repair` seconds later), as in the service while it
+replays a stream.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class DeliveryCounters:
-    """Counts of late, lost and repaired announcements of one replay."""
+    """Counters of late, lost and fetched announcements of one replay."""
 
     announced: int = 0
     lost: int = 0
@@ -39,7 +40,7 @@ class DeliveryCounters:
 
 @dataclass(slots=True)
 class Delivery:
-    """Sink that passes announcements on to `index` when they are due. Set `now` before engines run."""
+    """Receiver of announcements that passes them on to `index` when they are due. Set `now` before engines run."""
 
     index: TierSink
     scenario: Scenario
@@ -54,29 +55,29 @@ class Delivery:
         self._random = random.Random(self.seed)
 
     def store(self, worker: str, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes) -> None:
-        """Announce a store."""
+        """Announce stored blocks of a worker, subject to delay and loss."""
         self._announce(("store", worker, "gpu", parent, block_hashes, content_hashes))
 
     def store_tier(
         self, worker: str, tier: Tier, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes
     ) -> None:
-        """Announce a copy on a tier."""
+        """Announce blocks that were copied to a tier, subject to delay and loss."""
         self._announce(("store", worker, tier, parent, block_hashes, content_hashes))
 
     def remove_tier(self, worker: str, tier: Tier, block_hashes: Sequence[int]) -> None:
-        """Announce the blocks that a tier evicted."""
+        """Announce blocks that a tier evicted, subject to delay and loss."""
         self._announce(("remove", worker, tier, None, block_hashes, None))
 
     def remove(self, worker: str, block_hashes: Sequence[int]) -> None:
-        """Announce removals."""
+        """Announce evicted blocks of a worker, subject to delay and loss."""
         self._announce(("remove", worker, "gpu", None, block_hashes, None))
 
     def clear(self, worker: str) -> None:
-        """Announce a clear."""
+        """Announce that a worker dropped all blocks, subject to delay and loss."""
         self._announce(("clear", worker, "gpu", None, (), None))
 
     def gone(self, worker: str) -> None:
-        """Drop an engine that is gone from the index. Its undelivered announcements are lost."""
+        """Drop from the index an engine that has left the fleet. Its undelivered announcements are lost."""
         self._due = [entry for entry in self._due if entry[2][1] != worker]
         heapq.heapify(self._due)
         self._streams.pop(worker, None)
@@ -84,7 +85,7 @@ class Delivery:
             self.index.clear(worker)
 
     def run_until(self, time: float) -> None:
-        """Apply the announcements due up to and including `time`."""
+        """Apply the announcements that are due up to and including the virtual time `time`."""
         due = self._due
         while due and due[0][0] <= time:
             self._apply(heapq.heappop(due)[2])

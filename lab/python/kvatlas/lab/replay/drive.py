@@ -1,4 +1,4 @@
-"""Driver of a replay: requests, engines, announcements and a router in one virtual time."""
+"""Driver of a replay: requests, engines, announcements and a router, on one virtual clock."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Limits:
     """Latency limits, in seconds, within which a request counts as served well.
 
     Attributes:
-        ttft: Time to its first token.
-        between: Mean of the times between its tokens.
+        ttft: Maximum time to the first token of a request.
+        between: Maximum mean time between the tokens of a request.
     """
 
     ttft: float = 4.0
@@ -46,14 +46,15 @@ class Limits:
 
 @dataclass(slots=True)
 class Waits:
-    """Parts of the time to first token, in seconds.
+    """Parts of the time to first token of a request, in seconds.
 
     Attributes:
         router: Until the request was sent to the engine that answered.
         queue: In the engine's queue, behind other requests.
-        room: In the engine's queue, while its first request found too few free blocks or too many running requests.
-        load: While blocks of its prompt were loaded or pulled.
-        compute: From the start of its prompt to the first token.
+        room: In the engine's queue, while the first request there could not start because of too few free blocks or too
+            many running requests.
+        load: While blocks of the prompt were loaded or pulled.
+        compute: From the start of the prompt's computation to the first token.
     """
 
     router: float = 0.0
@@ -63,14 +64,14 @@ class Waits:
     compute: float = 0.0
 
     def over(self, requests: int) -> Waits:
-        """The means over a number of requests."""
+        """Mean of each part over `requests` requests, from their sums."""
         count = max(requests, 1)
         return Waits(*(getattr(self, f.name) / count for f in fields(self)))
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Outcome of the requests of one replay. Times in seconds."""
+    """Outcome of the requests of one replay. Times are in virtual seconds."""
 
     requests: int = 0  # arrived requests
     ends: dict[int, float] = field(default_factory=dict)  # when each request got its last token, by number
@@ -88,7 +89,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Life:
-    """State of a request that the router has taken."""
+    """State of a request that the router has accepted."""
 
     request: Request
     query: Hashes
@@ -102,7 +103,7 @@ class _Life:
 
 
 class Drive:
-    """One replay. Call `arrive` for each request in the order of time, then `drain`."""
+    """Driver of one replay. Call `arrive` for each request in the order of time, then `drain`."""
 
     def __init__(
         self,
@@ -119,11 +120,11 @@ class Drive:
         tiers: TierConfig | None = None,
         store: SharedPool | None = None,
     ) -> None:
-        """Create a replay. `find` queries the index (None: no policy uses it); `pool` is one cache for all engines.
+        """Create a replay.
 
-        `tiers`: those behind each engine's own cache. `store`: a pool that all engines share behind them.
-
-        `prepare` is called with a request and its engine's number before it is sent.
+        `find` queries the index; None if no policy uses it. `pool` is one cache for all engines; None for a cache of
+        each engine. `tiers`: tiers behind each engine's own cache. `store`: pool that all engines share behind these.
+        `prepare` is called with a request and its engine's number before the request is sent.
         """
         tiers, size = tiers or TierConfig(), config.block_size
         self.placer = placer
@@ -168,7 +169,7 @@ class Drive:
     # What engines tell
 
     def first_token(self, request: Request) -> None:
-        """Note that a request's prompt is computed."""
+        """Record that the prompt of a request is computed."""
         now, life = self._now, self._lives[request.number]
         self.placer.first_token(request, now)
         self._trouble.note_answer(life.engine)
@@ -184,7 +185,7 @@ class Drive:
             waits.compute += now - admitted - request.loading
 
     def finished(self, request: Request) -> None:
-        """Note that a request's last token is generated."""
+        """Record that the last token of a request is generated."""
         now, outcome, limits = self._now, self.outcome, self.limits
         self.placer.finished(request, now)
         self._freed = True
@@ -201,9 +202,9 @@ class Drive:
     # The loop
 
     def arrive(self, request: Request, query: Hashes, now: float, look: Look | None = None) -> None:
-        """Let a request arrive at the router at `now`, after everything due before.
+        """Process the arrival of a request at the router at virtual time `now`, after everything that is due before.
 
-        `query`: the content hashes of its prompt. `look` is called with the answer of the index.
+        `query`: the content hashes of the prompt. `look` is called with the answer of the index.
         """
         self.run_until(now)
         self.outcome.requests += 1
@@ -212,7 +213,7 @@ class Drive:
         self._choose(life, now, look)
 
     def run_until(self, time: float) -> None:
-        """Advance to `time`: let everything happen that is due up to it."""
+        """Advance the virtual clock to `time`, and process everything that is due up to it."""
         heap, engines = self._heap, self.engines
         while True:
             due = heap[0][0] if heap else math.inf
@@ -247,7 +248,7 @@ class Drive:
 
     @property
     def now(self) -> float:
-        """The virtual time."""
+        """Virtual time of the replay, in seconds."""
         return self._now
 
     @property
@@ -256,18 +257,21 @@ class Drive:
         return len(self._lives)
 
     def next_due(self) -> float:
-        """Time of the next thing that is due; infinite if there is none."""
+        """Virtual time at which something is due next; infinite if nothing is."""
         due = self._heap[0][0] if self._heap else math.inf
         change = self._changes[0][0] if self._changes else math.inf
         return min(due, change, self._late[0][0] if self._late else math.inf)
 
     def wait_a_second(self) -> None:
-        """Let an idle second pass, because the router may hold requests for a time."""
+        """Advance the virtual clock by one second without arrivals.
+
+        The router may hold requests for some time.
+        """
         self._at(self._now + 1.0)
         self._bind(self._now)
 
     def drain(self) -> None:
-        """Let everything happen until all requests are done."""
+        """Advance the virtual clock until all requests have ended."""
         self.run_until(math.inf)
         idle = 0.0
         while self._lives:
@@ -279,14 +283,14 @@ class Drive:
                 raise RuntimeError(f"{self.placer.name} keeps {len(self._lives)} requests though all engines are idle")
 
     def gaps(self) -> Gaps:
-        """The times between tokens of all requests."""
+        """Histogram of the times between tokens of all requests."""
         every = Gaps()
         for engine in self.engines:
             every.merge(engine.gaps)
         return every
 
     def _share_room(self, now: float) -> None:
-        """Let every engine look at its queue again, because another engine may have freed blocks of the shared pool."""
+        """Have every engine check its queue again, because another engine may have freed blocks of the shared pool."""
         for n, engine in enumerate(self.engines):
             due = engine.due
             engine.look_for_room(now)
@@ -298,7 +302,7 @@ class Drive:
         self._delivery.now = self._now
 
     def _without(self, life: _Life, now: float) -> frozenset[int]:
-        """Engines excluded for a request: those that failed it, and those that are avoided."""
+        """Engines excluded for a request: those that failed it before, and those that the router avoids."""
         without = self._trouble.avoided(self.engines, now) | life.failed
         return without if len(without) < len(self.engines) else life.failed
 
@@ -320,7 +324,7 @@ class Drive:
             self._send(life, engine, now)
 
     def _tell_who_waits(self, now: float) -> None:
-        """Let requests that wait avoid what is avoided now, and nothing else."""
+        """Update the excluded engines of waiting requests if the set of avoided engines has changed."""
         avoided = self._trouble.avoided(self.engines, now)
         if avoided != self._avoided:
             self._avoided = avoided
@@ -367,7 +371,7 @@ class Drive:
             self.ended(request.number, now)
 
     def _fails(self, request: Request, n: int, now: float) -> None:
-        """Let an engine answer a request with an error, at once."""
+        """Fail a request at once, as an engine that answers with an error does."""
         self.placer.failed(request, now)
         self._trouble.note_failure(n, now)
         self._freed = True
@@ -392,7 +396,7 @@ class Drive:
         self._lose(n, self.engines[n].die(now), now)
 
     def _lose(self, n: int, lost: list[Request], now: float) -> None:
-        """Remove an engine, and send its requests again."""
+        """Remove an engine from the fleet, and send its unfinished requests again."""
         lost += [self._lives[number].request for _, number, other in sorted(self._late) if other == n]
         self._late = sorted(each for each in self._late if each[2] != n)
         self._delivery.gone(self.engines[n].worker)
@@ -433,7 +437,7 @@ class Drive:
 
 
 def _again(request: Request) -> None:
-    """Reset a request whose engine is gone: its computed blocks are lost."""
+    """Reset a request whose engine has left the fleet: its computed blocks are lost."""
     request.state, request.first_token, request.preempted = State.WAITING, None, 0
     request.blocks, request.stored, request.computed = [], 0, 0
     request.admitted, request.room, request.load, request.loading = None, 0.0, None, 0.0

@@ -1,4 +1,4 @@
-"""Arrival times of the requests of a replay, in either loop of `kvatlas.sim.loop`."""
+"""Arrival times of the requests of a replay, in the open or the closed loop (`kvatlas.sim.loop`)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from kvatlas.sim.trace import Trace
 
 
 def open_arrivals(trace: Trace, speedup: float) -> Iterator[tuple[int, float]]:
-    """Number and arrival time, in seconds, of each request, in order."""
+    """Iterate over requests in the open loop: number and arrival time, in seconds, of each request, in order."""
     begin = trace.requests[0].timestamp
     for number, line in enumerate(trace.requests):
         yield number, (line.timestamp - begin) / 1000 / speedup
 
 
 def closed_arrivals(trace: Trace, speedup: float, drive: Drive) -> Iterator[tuple[int, float]]:
-    """Number and time in seconds of each request as those it waits for are over. Give each to `drive` at once.
+    """Iterate over requests in the closed loop: number and arrival time, in seconds.
 
-    `speedup` shortens the times between requests that wait for nothing; pauses stay as long as they are.
+    A request arrives when those that it depends on have ended. Pass each to `drive` at once. `speedup` divides the
+    times between requests without dependencies; pauses stay as they are.
     """
     starts = Starts(trace.requests, speedup)
     drive.ended = starts.ended

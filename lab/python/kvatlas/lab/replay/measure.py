@@ -1,6 +1,6 @@
-"""Timing of every call of the index.
+"""Measurement of the duration of every call of the index.
 
-Times are wall-clock nanoseconds of single calls from Python, including a reading of the clock (`clock_cost`).
+Times are wall-clock nanoseconds of single calls from Python, including the cost of reading the clock (`clock_cost`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kvatlas.types import Tier
 
 
 class IndexMatch(Depths, Protocol):
-    """Answer that `find` returns."""
+    """Answer of an index to a query."""
 
     @property
     def any_tier(self) -> Depths:
-        """The same answer with the blocks of every tier counted."""
+        """Answer with the blocks of all tiers counted."""
 
     def best(self, top_k: int = 1, among: Sequence[str] | None = None) -> list[tuple[str, int]]:
-        """The deepest workers."""
+        """Deepest workers with their depths, deepest first."""
 
 
 class Index(Protocol):
@@ -46,10 +46,10 @@ class Index(Protocol):
 
 
 class TimedIndex:
-    """Index that is fed as a sink and queried, with the time of each call recorded.
+    """Index that receives announcements and answers queries, and records the duration of each call.
 
-    `shadow` gets the same events of the workers in `watched`, timed separately. Events of tiers behind the device are
-    not timed.
+    `shadow` gets the same events of the workers in `watched`, timed separately. Events of tiers other than device
+    memory are not timed.
     """
 
     def __init__(
@@ -59,7 +59,10 @@ class TimedIndex:
         watched: Collection[str] = (),
         publish_pool_as: Sequence[str] = (),
     ) -> None:
-        """Create an index. `publish_pool_as`: workers that all count as holders of the pool's blocks."""
+        """Create a timed index.
+
+        `publish_pool_as`: workers that all count as holders of the shared pool's blocks.
+        """
         self.index = index
         self._publish_pool_as = publish_pool_as
         self.shadow = shadow
@@ -122,7 +125,7 @@ class TimedIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexFigures:
-    """Cost of the index in one replay. Rates are calls or blocks per second spent inside the calls."""
+    """Cost of the index in one replay. Rates are calls or blocks per second of time spent inside the calls."""
 
     lookups: int
     lookups_per_second: float
@@ -142,7 +145,7 @@ class IndexFigures:
 
 
 def index_figures(timed: TimedIndex, stats: Mapping[str, Any], clock: float) -> IndexFigures:
-    """Summarize the recorded times. `stats`: the index's own statistics."""
+    """Summarize the recorded durations. `stats`: statistics of the index. `clock`: cost of reading the clock, in ns."""
     find = np.frombuffer(timed.find_ns, dtype=np.int64) if timed.find_ns else np.zeros(1, dtype=np.int64)
     p50, p99 = (float(value) for value in np.percentile(find, [50, 99]))
     events, blocks = timed.stores + timed.removes, timed.stored_blocks + timed.removed_blocks
@@ -167,7 +170,7 @@ def index_figures(timed: TimedIndex, stats: Mapping[str, Any], clock: float) -> 
 
 
 def clock_cost() -> float:
-    """Nanoseconds that timing an empty call adds: the median of many."""
+    """Measured duration of an empty call, in nanoseconds: the median of many."""
     readings = array("q")
     for _ in range(2_001):
         start = perf_counter_ns()

@@ -1,4 +1,4 @@
-"""Misbehaving engines in a replay, and the reaction of a router with the default settings."""
+"""Misbehaving engines in a replay, and the reaction of a router with default settings."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from kvatlas.lab.replay.scenario import Kind, Trouble
 from kvatlas.sim.stepped import SteppedEngine
 
 FAILURES = 3
-"""Consecutive failures after which an engine is avoided: `health.failures` of a router."""
+"""Number of consecutive failures after which an engine is avoided: `health.failures` of a router."""
 
 OPEN, OPEN_MAX = 1.0, 30.0
-"""Seconds for which a failing engine is avoided: at first (doubled after each further failure), and at most."""
+"""Seconds for which a failing engine is avoided: initially, and at most. Doubled after each further failure."""
 
 RETRIES = 2
-"""Retries of a failed request: `upstream.retries` of a router."""
+"""Maximum number of retries of a failed request: `upstream.retries` of a router."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """Figures of its pool of blocks that an engine reports."""
+    """Figures that an engine reports about its pool of blocks."""
 
     size: int
     free: int
@@ -29,7 +29,7 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """Report of an engine at some time, with the attributes of the engine."""
+    """Report of an engine as of an earlier time, with the same attributes as the engine."""
 
     pool: PoolReport
     waiting: range
@@ -38,7 +38,7 @@ class EngineReport:
 
 @dataclass(slots=True)
 class Misbehaviour:
-    """Engines that misbehave now, and engines that the router avoids."""
+    """Engines that misbehave at this time, and engines that the router avoids."""
 
     _now: dict[Kind, set[int]] = field(default_factory=dict)
     _stale: dict[int, EngineReport] = field(default_factory=dict)
@@ -46,14 +46,14 @@ class Misbehaviour:
     _open_until: dict[int, float] = field(default_factory=dict)
 
     def begin(self, trouble: Trouble, engine: SteppedEngine) -> None:
-        """Begin a time of misbehaviour."""
+        """Begin a period of misbehaviour of an engine."""
         self._now.setdefault(trouble.kind, set()).add(trouble.engine)
         if trouble.kind == "stale":
             pool = PoolReport(engine.pool.size, engine.pool.free, engine.pool.cached)
             self._stale[trouble.engine] = EngineReport(pool, range(len(engine.waiting)), range(len(engine.running)))
 
     def end(self, trouble: Trouble) -> None:
-        """End a time of misbehaviour."""
+        """End a period of misbehaviour of an engine."""
         self._now[trouble.kind].discard(trouble.engine)
         if trouble.kind == "stale":
             self._stale.pop(trouble.engine, None)
@@ -63,13 +63,13 @@ class Misbehaviour:
         return any(engine in self._now.get(kind, ()) for kind in ("errors", "sleeps", "restarts"))
 
     def note_failure(self, engine: int, now: float) -> None:
-        """Count a failure of an engine."""
+        """Count a failed request of an engine."""
         failures = self._failures[engine] = self._failures.get(engine, 0) + 1
         if failures >= FAILURES:
             self._open_until[engine] = now + min(OPEN * 2.0 ** (failures - FAILURES), OPEN_MAX)
 
     def note_answer(self, engine: int) -> None:
-        """Note a first token from an engine, which ends its failures."""
+        """Record a first token from an engine, which resets its count of failures."""
         self._failures.pop(engine, None)
         self._open_until.pop(engine, None)
 
@@ -80,5 +80,5 @@ class Misbehaviour:
         return frozenset(left.union(silent, self._now.get("restarts", ())))
 
     def reports(self, engines: Sequence[SteppedEngine]) -> Sequence[SteppedEngine | EngineReport]:
-        """The engines' reports on themselves."""
+        """Current reports of the engines; some may be of an earlier time."""
         return [self._stale.get(n, engine) for n, engine in enumerate(engines)] if self._stale else engines

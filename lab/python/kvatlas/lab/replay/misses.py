@@ -12,7 +12,7 @@ from kvatlas.sim.trace import TraceRequest
 
 
 class Holdings:
-    """Tokens of each prompt that some engine held when it arrived, and those being computed then."""
+    """Tokens of each prompt that an engine held at the prompt's arrival, and those that were being computed then."""
 
     def __init__(self, engines: Sequence[SteppedEngine], block_size: int) -> None:
         self._engines, self._size = engines, block_size
@@ -21,7 +21,7 @@ class Holdings:
         self._open: list[tuple[Request, list[int]]] = []
 
     def look(self, request: Request) -> None:
-        """Record what the engines hold when a request arrives."""
+        """Record the blocks of a request's prompt that engines hold at its arrival."""
         self._forget_answered()
         names = request.block_hashes[: (request.prompt_tokens - 1) // self._size]
         held = max(engine.usable(names)[0] for engine in self._engines)
@@ -36,8 +36,8 @@ class Holdings:
     ) -> MissShares | None:
         """Summarize the answered requests; None if there are none.
 
-        `bound`: tokens of each prompt that an infinite cache would hold; `hits`: tokens that its engine held when it
-        began.
+        `bound`: tokens of each prompt that an infinite cache would hold. `hits`: cached tokens of each request on its
+        engine at the start.
         """
         never = evicted = on_the_way = elsewhere = total = 0
         for number, hit in hits.items():

@@ -1,4 +1,4 @@
-"""Common interface of the deciders in a replay: routers, and bounds with full knowledge."""
+"""Common interface of routers, and bounds with full knowledge, that place requests on engines in a replay."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from kvatlas.sim.stepped import SteppedEngine
 _PATIENT = {"first_token_timeout": 1e6, "idle_timeout": 1e6}
 
 REPORT_EVERY = 0.05
-"""Least seconds between two looks at the engines' reports, as in llm-d's router."""
+"""Minimum seconds between two readings of the engines' reports, as in llm-d's router."""
 
 TELL_EVERY = 0.05
-"""Least seconds between two messages from a router to another, as in `kvatlas router --peer`."""
+"""Minimum seconds between two messages from a router to another, as in `kvatlas router --peer`."""
 
 
 class Placer(Protocol):
-    """Picks an engine for each request, and is notified of its progress. Times are virtual seconds."""
+    """Chooser of an engine for each request, which is notified of the request's progress. Times are virtual seconds."""
 
     name: str
 
     @property
     def uses_index(self) -> bool:
-        """True if `choose` weighs what the index says."""
+        """True if `choose` uses the answer of the index."""
 
     def choose(
         self,
@@ -46,40 +46,41 @@ class Placer(Protocol):
     ) -> int | None:
         """Choose the number of an engine; None if the request waits in the router until `bound` returns it.
 
-        `without`: numbers of engines that it must not go to. `waited`: seconds that it has waited in the router before.
+        `without`: numbers of engines that are excluded. `waited`: seconds that the request has waited in the router
+        before.
         """
 
     @property
     def waiting(self) -> Sequence[Request]:
-        """The requests that wait in the router."""
+        """Requests that wait in the router."""
 
     def avoid(self, request: Request, without: frozenset[int]) -> None:
-        """Set the numbers of the engines that a waiting request must not go to."""
+        """Set the numbers of the engines that are excluded for a waiting request."""
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
-        """Take the requests that waited and go to an engine now."""
+        """Remove and return the waiting requests that can now be sent, each with the number of its engine."""
 
     def first_token(self, request: Request, now: float) -> None:
-        """Note that a request's prompt is computed."""
+        """Record that the prompt of a request is computed."""
 
     def finished(self, request: Request, now: float) -> None:
-        """Note that a request's last token is generated."""
+        """Record that the last token of a request is generated."""
 
     def failed(self, request: Request, now: float) -> None:
-        """Note that the engine died or refused the request, which may be passed to `choose` again."""
+        """Record that the engine died or refused the request, which may be passed to `choose` again."""
 
     def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
-        """Take the engines' reports on themselves, as their metrics give them."""
+        """Read the engines' reports about themselves, as in their metrics."""
 
     def joins(self, engine: int, now: float) -> None:
-        """Add an engine that takes requests from now on."""
+        """Add an engine, which can get requests from now on."""
 
     def leaves(self, engine: int, now: float) -> None:
-        """Remove an engine: it takes no more requests."""
+        """Remove an engine, which gets no more requests."""
 
 
 class RouterPlacer:
-    """Placer made of a `kvatlas.routing.Router` with any of its policies."""
+    """Placer that uses a `kvatlas.routing.Router` with any of its policies."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class RouterPlacer:
     ) -> None:
         """Create a placer. Raises `PolicyError`, `ConfigError`.
 
-        `guess` replaces the index without events. `label`: the name in results, by default the policy's. `fixed_pulls`:
-        a rule that chooses what is pulled, once the policy has chosen the engine.
+        `guess` replaces the index in a replay without events. `label`: name in results; by default the policy's.
+        `fixed_pulls`: a rule that chooses the blocks to pull, once the policy has chosen the engine.
         """
         self.name = label or policy
         self._workers = list(workers)
@@ -128,7 +129,10 @@ class RouterPlacer:
         return self._router.uses_index
 
     def use_tiers(self, view: TierView) -> None:
-        """Let the policy see what engines can load. Only our policy plans loads; others leave them to the engines."""
+        """Give the policy access to the blocks that engines can load.
+
+        Only the policy of kvatlas plans loads; other policies leave them to the engines.
+        """
         self._view = view
         self._plans = self.name.partition(" ")[0] == "kvatlas"
         if self._plans and view.tiers.pulls:
@@ -192,7 +196,7 @@ class RouterPlacer:
         self._sent[request.number].first_token(now=now)
 
     def finished(self, request: Request, now: float) -> None:
-        """See `Placer`. The router gets the usage that engines report, as in reality."""
+        """Record the end of a request (see `Placer`). As in reality, the router gets the usage that engines report."""
         decision = self._sent.pop(request.number)
         if self._view is not None and self._plans:
             query = request.content_hashes[: request.prompt_tokens // self._block_size]
@@ -235,7 +239,7 @@ class RouterPlacer:
             self._guess.forget(engine)
 
     def tell(self, other: RouterPlacer, now: float) -> None:
-        """Report this router's requests at the engines to another router."""
+        """Report this router's requests in progress to another router."""
         self._router.tell(other._router, now=now)
 
     def _goes(self, request: Request, decision: Decision, now: float) -> int:
@@ -265,7 +269,7 @@ class RouterPlacer:
 
 
 class RoutersPlacer:
-    """Placer made of several routers that take requests by turns, and report their requests to each other."""
+    """Placer of several routers, which take requests in turn and report their requests in progress to each other."""
 
     def __init__(self, routers: Sequence[RouterPlacer]) -> None:
         self.name = routers[0].name

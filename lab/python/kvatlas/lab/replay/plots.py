@@ -23,12 +23,12 @@ _OURS, _OTHERS = "#1a7f5a", "#9aa7b1"
 
 
 def write_plot(result: ReplayResult, path: Path) -> None:
-    """Write a plot in the format that the name of `path` says. Raises `PlotError` or `OSError`."""
+    """Write a plot in the format given by the suffix of `path`. Raises `PlotError` or `OSError`."""
     write_figure(path, lambda: draw(result), lambda: page(result))
 
 
 def draw(result: ReplayResult) -> Figure:
-    """Draw the hit rate and time to first token by policy, and the times of lookups."""
+    """Draw the hit rate and time to first token by policy, and the durations of lookups."""
     # The object interface: no windows, no global state.
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
@@ -126,7 +126,7 @@ def _colors(names: Sequence[str]) -> list[str]:
 
 
 def page(result: ReplayResult) -> str:
-    """The HTML page with the picture, the tables and the summary."""
+    """Create the HTML page of a replay, with the picture, the tables and the summary."""
     texts = [*summary.about_trace(result), summary.about_fleet(result)]
     if result.partial:
         texts.insert(0, "Interrupted: this is what was done so far.")

@@ -20,7 +20,7 @@ _EXPENDABLE_INDEX = (7, 4, 3, 1)
 
 
 def routing_rows(result: ReplayResult) -> list[tuple[str, ...]]:
-    """Rows of the routing table: one for each policy, then one shared cache."""
+    """Rows of the routing table: one for each policy, then one for a single shared cache."""
     rows: list[tuple[str, ...]] = [
         (
             p.policy + (" (partial)" if p.partial else ""),
@@ -40,12 +40,15 @@ def routing_rows(result: ReplayResult) -> list[tuple[str, ...]]:
 
 
 def hits(p: PolicyResult) -> str:
-    """Format the hit rate of a policy."""
+    """Format the hit rate of a policy's result."""
     return _text.share(p.hit_tokens, p.prompt_tokens)
 
 
 def busy(p: PolicyResult) -> str:
-    """Format the share of time spent on prompts; a dash if all requests came at once, without a duration."""
+    """Format the share of time spent on prompts.
+
+    The result is a dash if all requests arrived at once, so that there is no duration.
+    """
     return f"{100 * p.utilisation:.0f} %" if p.utilisation or not p.prefill_tokens else _text.NOTHING
 
 
@@ -60,7 +63,7 @@ def between(p: PolicyResult, value: float) -> str:
 
 
 def wait_rows(result: ReplayResult) -> list[tuple[str, ...]]:
-    """Rows of the waiting table: one for each policy, by cause."""
+    """Rows of the table of waiting times: one for each policy, by cause."""
     return [
         (
             p.policy,

@@ -1,4 +1,4 @@
-"""Results of a replay: plain data, ready for JSON. Times in seconds unless the name says otherwise."""
+"""Results of a replay: plain data, ready for JSON. Times are in seconds unless the name says otherwise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Time that sessions waited for answers, relative to an idle engine that keeps their shared blocks."""
+    """Slowdown of sessions: time that they waited for answers, relative to an idle engine.
+
+    The idle engine keeps the blocks that a session's prompts share.
+    """
 
     sessions: int  # sessions with all answers
     mean: float
@@ -44,7 +47,7 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class MissShares:
-    """Shares of computed tokens in all prompt tokens, by reason; with the hits they add up to 1."""
+    """Shares of computed tokens in all prompt tokens, by reason; together with the hit rate, they add up to 1."""
 
     never: float  # no request before had them
     evicted: float  # no engine held them any more
@@ -54,16 +57,17 @@ class MissShares:
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """Tokens that engines loaded beyond their own caches, and chunks that they could not keep.
+    """Tokens that engines loaded into their caches from other tiers, and chunks that they could not store.
 
     Attributes:
-        host_tokens: Tokens loaded from the engines' own host memory.
-        pool_tokens: Tokens loaded from the pool.
-        pulled_tokens: Tokens pulled from peers.
-        pulls: Requests that asked a peer.
-        pulls_failed: Requests that asked a peer and got no answer.
-        short_tokens: Tokens that a peer had when the request was sent to its engine, and no longer when it was asked.
-        dropped_chunks: Chunks that found no slot in host memory.
+        host_tokens: Number of tokens loaded from the engines' own host memory.
+        pool_tokens: Number of tokens loaded from the shared pool.
+        pulled_tokens: Number of tokens pulled from peers.
+        pulls: Number of requests for which a peer was asked for blocks.
+        pulls_failed: Number of requests for which a peer was asked and did not answer.
+        short_tokens: Number of tokens that a peer had when the request was sent to its engine, but no longer when
+            asked.
+        dropped_chunks: Number of chunks that were not stored because host memory had no free slot.
     """
 
     host_tokens: int
@@ -133,7 +137,7 @@ class ReplayResult:
 
     @property
     def disagreements(self) -> int:
-        """Number of answers of the index that an oracle contradicted, over all policies."""
+        """Number of answers of the index that differed from an oracle, over all policies."""
         return sum(result.agreement.disagreements for result in self.policies)
 
 
@@ -156,7 +160,7 @@ def latency(values: Sequence[float]) -> Latency:
 
 
 def as_json(result: ReplayResult) -> dict[str, Any]:
-    """The result as JSON's types, without the single lookups."""
+    """Convert the result to plain data for JSON, without the single lookups."""
     data = asdict(result)
     data["disagreements"] = result.disagreements
     for policy in data["policies"]:

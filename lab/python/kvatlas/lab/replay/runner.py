@@ -1,9 +1,9 @@
-"""Replay a trace over a fleet of simulated engines, once for each policy.
+"""Replay of a trace on a fleet of simulated engines, once for each policy.
 
-In virtual time: a request arrives, the index is asked what each engine holds of its prompt, the policy picks an engine,
-the engine prefills, generates, and announces the blocks that it caches and evicts, and every announcement is applied to
-the index before the next request comes (later, or never, if the scenario says so). Every policy's replay has an index
-of its own; policies that do not use it ignore its answers.
+All in virtual time: a request arrives, the index is queried for the blocks of its prompt that each engine holds, the
+policy picks an engine, and the engine prefills, generates, and announces the blocks that it caches and evicts. Every
+announcement is applied to the index before the next request comes (later, or never, if the scenario says so). Every
+policy's replay has an index of its own; policies that do not use it ignore its answers.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def replay(
     """Replay `trace` once for each policy of `config`.
 
     `progress` is called every few requests. `stop` is called before each request: once it returns True, the results so
-    far are returned, marked partial. `make_index` builds the index under test from a block size. `first`, such as a
-    router's recorded choices, is replayed before the policies.
+    far are returned, marked partial. `make_index` builds the index under test from a block size. `first`, for example
+    the recorded choices of a router, is replayed before the policies.
     """
     config = config or ReplayConfig()
     fleet = config.fleet
@@ -96,7 +96,7 @@ def replay(
 
 
 def make_placer(policy: str, config: ReplayConfig) -> Placer:
-    """Make the router of one policy, which may have options behind its name, or the bound of that name.
+    """Create the placer of one policy, which may have options after its name, or of a bound.
 
     Raises `PolicyError`, `ConfigError`.
     """
@@ -129,7 +129,7 @@ def make_placer(policy: str, config: ReplayConfig) -> Placer:
 
 
 def _pool(policy: str, config: ReplayConfig, trace: Trace) -> BlockPool | None:
-    """The one cache that a bound uses for all engines; None for caches of their own."""
+    """Create the one cache that a bound uses for all engines; None if each engine has its own cache."""
     engine = config.fleet.engine
     if policy == "shared-cache":
         return BlockPool(config.fleet.engines * engine.blocks)
@@ -140,7 +140,7 @@ def _pool(policy: str, config: ReplayConfig, trace: Trace) -> BlockPool | None:
 
 
 def _store(policy: str, config: ReplayConfig) -> SharedPool | None:
-    """The pool behind the engines' own caches: the configured one, or the one that a bound has instead."""
+    """Create the pool behind the engines' own caches: the configured one, or the one of a bound."""
     engine, tiers = config.fleet.engine, config.tiers
     if policy not in BOUNDS[3:]:
         return None if policy in BOUNDS[1:] else tiers.make_pool(engine.block_size)
@@ -151,7 +151,7 @@ def _store(policy: str, config: ReplayConfig) -> SharedPool | None:
 
 
 def _describe(loading: Any, tiers: TierConfig, workers: list[str], *, has_pool: bool) -> None:
-    """Tell an index how the engines offload."""
+    """Configure an index with the offloading settings of the engines."""
     for worker in workers:
         loading.set_offloading(worker, host_chunk=tiers.chunk, external_chunk=tiers.chunk)
     if has_pool:
@@ -288,7 +288,7 @@ def _replay_policy(
 
 
 def _loaded(offloads: Sequence[Offload]) -> LoadFigures | None:
-    """Summarize what engines loaded; None if they have no tiers."""
+    """Summarize the tokens that engines loaded; None if they have no tiers."""
     if not offloads:
         return None
     each = [offload.counters for offload in offloads]

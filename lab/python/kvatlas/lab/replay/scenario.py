@@ -1,4 +1,4 @@
-"""Scenario of a replay: events in a fleet besides its requests."""
+"""Scenario of a replay: changes and faults in a fleet besides its requests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Trouble:
     """Period in which an engine misbehaves.
 
     Attributes:
-        kind: The kind of misbehaviour.
-        engine: The engine's number.
-        begin: Its beginning, in seconds from the first request.
-        end: Its end, likewise.
+        kind: Kind of misbehaviour.
+        engine: Number of the engine.
+        begin: Beginning of the period, in seconds from the first request.
+        end: End of the period, in seconds from the first request.
     """
 
     kind: Kind
@@ -37,7 +37,7 @@ class Trouble:
             raise ConfigError(f"{self.kind} of engine {self.engine} cannot be from {self.begin} to {self.end}")
 
     def overlaps(self, other: Trouble) -> bool:
-        """True if the two periods overlap."""
+        """True if this period and another one overlap."""
         return self.begin <= other.end and other.begin <= self.end
 
     def order(self) -> tuple[float, int, str]:
@@ -47,22 +47,22 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Scenario of a replay, with engines by number and times in seconds from the first request (on the trace's clock).
+    """Scenario of a replay: engines by number, and times in seconds from the first request (on the trace's clock).
 
     Attributes:
-        slow: Factor by which all steps of an engine are longer than those of others.
+        slow: Factor by which the steps of an engine are longer than those of other engines.
         joins: Times at which engines join that are absent at first, with empty caches.
-        dies: Times at which engines vanish with their caches; their requests are sent again.
+        dies: Times at which engines die with their caches; their requests are sent again.
         troubles: Periods in which engines misbehave.
-        limits: Requests that an engine runs at once, if fewer than it reports.
+        limits: Maximum number of running requests of an engine, if smaller than the reported one.
         late: Share of the requests, from 0 to 1, that reach the queue of their engine `late_by` to `late_to` seconds
             after they were sent there: as with a picture that is slow to fetch, the engine serves others meanwhile.
-        late_by: Least lateness, in seconds.
-        late_to: Greatest lateness, in seconds; None if all are `late_by` late.
+        late_by: Minimum lateness, in seconds.
+        late_to: Maximum lateness, in seconds; None if all are `late_by` late.
         event_delay: Delay of announcements, in seconds.
         lose_events: Share of the announcements that are lost, from 0 to 1. The next announcement of the same engine
             shows the gap; it waits, with those after it, until the lost one has been fetched.
-        repair: Seconds that fetching a lost announcement takes after its gap is seen.
+        repair: Seconds from the detection of a gap until the lost announcement is fetched.
         no_events: True if the router gets no announcements at all.
     """
 
@@ -102,13 +102,13 @@ class Scenario:
 
     @property
     def plain(self) -> bool:
-        """True if the scenario changes nothing."""
+        """True if the scenario has no changes or faults."""
         return all(getattr(self, f.name) == f.default for f in fields(self) if f.default is not MISSING) and not (
             self.slow or self.joins or self.dies or self.limits
         )
 
     def lateness(self, number: int) -> float:
-        """Lateness of a request by its number, in seconds: spread evenly, and the same under every policy."""
+        """Lateness of the request with number `number`, in seconds: evenly distributed, and equal for all policies."""
         place = number * GOLDEN % 1.0
         if place >= self.late:
             return 0.0
@@ -121,10 +121,10 @@ class Scenario:
 
     @property
     def exact_events(self) -> bool:
-        """True if the index gets every announcement at once."""
+        """True if the index gets every announcement at once, with no delay or loss."""
         return not (self.event_delay or self.lose_events or self.no_events)
 
     def named_engines(self) -> list[tuple[str, int]]:
-        """Numbers of engines that something happens to, each with what it is."""
+        """Numbers of the engines in the scenario, each with the name of the setting that mentions it."""
         named = [(name, n) for name in ("slow", "joins", "dies", "limits") for n in getattr(self, name)]
         return named + [(trouble.kind, trouble.engine) for trouble in self.troubles]

@@ -30,7 +30,7 @@ def session_slowdown(
     arrivals: Mapping[int, float],
     ends: Mapping[int, float],
 ) -> Slowdown | None:
-    """Summarize the sessions whose requests were all answered; None if the trace names no sessions."""
+    """Compute the slowdown of the sessions whose requests were all answered; None if the trace has no sessions."""
     times: dict[object, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     lost: set[object] = set()
     for number, line in enumerate(requests):

@@ -11,7 +11,7 @@ from kvatlas.sim.transfers import Transfer
 
 
 def about_trace(result: ReplayResult) -> list[str]:
-    """Describe the replayed trace, in lines."""
+    """Describe the replayed trace, in a few lines."""
     stats = result.statistics
     rate = stats.requests / stats.duration if stats.duration else 0.0
     lengths = stats.input_quantiles
@@ -53,7 +53,7 @@ def about_trace(result: ReplayResult) -> list[str]:
 
 
 def about_fleet(result: ReplayResult) -> str:
-    """Describe the engines, in a line."""
+    """Describe the engines of a replay, in one line."""
     config, engine, steps = result.config, result.config.fleet.engine, result.config.steps
     speed = f", the trace's clock {config.speedup:g} times as fast" if config.speedup != 1 else ""
     return (
@@ -183,7 +183,7 @@ def _compare_ttft(kvatlas: PolicyResult, other: PolicyResult) -> str:
 
 
 def about_sessions(result: ReplayResult) -> list[str]:
-    """Describe the slowdown of sessions, in lines; empty if the trace names none."""
+    """Describe the slowdown of sessions, in a few lines; empty if the trace has no sessions."""
     slow = [(p.policy, p.slowdown) for p in result.policies if p.slowdown is not None]
     if not slow:
         return []
@@ -200,7 +200,7 @@ def about_sessions(result: ReplayResult) -> list[str]:
 
 
 def about_missed(result: ReplayResult) -> list[str]:
-    """Describe the reasons why tokens were computed, in lines; empty if they were not counted."""
+    """Describe the reasons why tokens were computed, in a few lines; empty if they were not counted."""
     missed = [(p.policy, p.missed) for p in result.policies if p.missed is not None]
     if not missed:
         return []
@@ -214,7 +214,7 @@ def about_missed(result: ReplayResult) -> list[str]:
 
 
 def about_check(result: ReplayResult) -> str:
-    """Describe the comparison of sampled answers with the oracles, in a line."""
+    """Describe the comparison of sampled answers with the oracles, in one line."""
     if not result.config.check:
         return "No answer was checked (--check 0)."
     checked = sum(p.agreement.checked for p in result.policies)
@@ -228,7 +228,7 @@ def about_check(result: ReplayResult) -> str:
 
 
 def about_index(result: ReplayResult) -> str:
-    """Describe the measurement of the index, in a line."""
+    """Describe the measurement of the index, in one line."""
     clock = max((p.index.clock_cost_ns for p in result.policies), default=0.0)
     return (
         "Each call from Python is timed on its own, between simulation steps that empty the processor's caches; "

@@ -1,4 +1,4 @@
-"""Tiers of the engines of a replay, as a router sees them: what engines can load, and which peers answer."""
+"""Tiers of a replay's engines, as a router sees them: the blocks that engines can load, and peers that answer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ PULL = "+pull"
 """Suffix of a policy's name that adds `FixedPulls` to the policy."""
 
 MIN_DELTA = 2_048
-"""Tokens by which a source must be ahead in llm-d's rule, as its guide has it for gpt-oss-120b over RDMA."""
+"""Minimum lead of a peer, in cached tokens, for a pull by llm-d's rule; its guide's value for gpt-oss-120b over
+RDMA.
+"""
 
 
 class LoadableIndex(Protocol):
-    """Part of an index that knows what engines can load."""
+    """Part of an index that knows the blocks that engines can load."""
 
     def find(self, *, content_hashes: Hashes) -> list[Loadable]: ...
 
@@ -31,7 +33,7 @@ class LoadableIndex(Protocol):
 
 
 class TierIndex(Protocol):
-    """Index that knows of tiers: `kvatlas.BlockIndex` does."""
+    """Index that covers tiers, for example `kvatlas.BlockIndex`."""
 
     @property
     def loading(self) -> LoadableIndex: ...
@@ -41,12 +43,12 @@ class TierIndex(Protocol):
 
 @dataclass(slots=True)
 class TierView:
-    """View that a router has of tiers.
+    """View of the engines' tiers that a router has.
 
     Attributes:
-        index: The index, which knows what engines hold and can load.
+        index: The index, which knows the blocks that engines hold and can load.
         engines: The engines, by number.
-        tiers: Their settings.
+        tiers: Settings of the engines' tiers.
     """
 
     index: TierIndex
@@ -58,26 +60,26 @@ class TierView:
         self.numbers = {engine.worker: number for number, engine in enumerate(self.engines)}
 
     def find(self, query: Hashes) -> list[Loadable]:
-        """Find what engines can load of a prompt."""
+        """Find the blocks of a prompt that engines can load."""
         return self.index.loading.find(content_hashes=query)
 
     def find_all(self, query: Hashes) -> tuple[IndexMatch, list[Loadable]]:
-        """Find what engines hold, and what they can load of a prompt."""
+        """Find the blocks of a prompt that engines hold, and those that they can load."""
         return self.index.find(content_hashes=query), self.find(query)
 
     def lose(self, query: Hashes, cached: int, expected: int, block_size: int) -> None:
-        """Note that an engine found fewer tokens than it could load: the pool has lost the next chunk."""
+        """Record that an engine found fewer tokens than expected, because the pool has evicted the next chunk."""
         chunk = self.tiers.chunk
         end = (cached // block_size // chunk + 1) * chunk
         if self.tiers.pool_tokens != 0 and cached < expected and end <= len(query):
             self.index.loading.lose("pool", content_hashes=query[:end])
 
     def source(self, number: int) -> Offload | None:
-        """The tiers of an engine that others may pull from."""
+        """Tiers of an engine, from which other engines may pull."""
         return self.engines[number].offload
 
     def answering(self, now: float) -> list[str]:
-        """Names of the engines that give a sign of life."""
+        """Names of the engines that answer pulls at this time."""
         return [
             engine.worker
             for engine in self.engines
@@ -86,10 +88,10 @@ class TierView:
 
 
 class FixedPulls:
-    """llm-d's rule: once the engine is chosen, it pulls if a source can serve a constant number of tokens more than it.
+    """llm-d's rule for pulls: pull if a peer (the source) has a constant number of tokens more than the chosen engine.
 
-    The source is drawn from those that are within one block of the one with the most in host memory, with weights of
-    1 / (1 + requests waiting there). Neither the cost of the pull nor the engine's own queue is weighed.
+    The source is drawn from the peers that are within one block of the one with the most blocks in host memory, with
+    weights of 1 / (1 + requests waiting there). The rule ignores the cost of the pull and the engine's own queue.
     """
 
     def __init__(self, block_size: int, min_delta: int = MIN_DELTA, seed: int = 0) -> None:
@@ -97,7 +99,7 @@ class FixedPulls:
         self._random = random.Random(seed)
 
     def apply(self, request: Request, engine: int, view: TierView) -> None:
-        """Set the peer that a request pulls from, if any."""
+        """Set the peer from which a request pulls blocks, if any."""
         request.pull = None
         found = view.find(request.content_hashes[: request.prompt_tokens // self._size])
         own = max((it.depth for it in found if view.numbers.get(it.worker) == engine), default=0)

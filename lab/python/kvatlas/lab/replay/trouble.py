@@ -1,6 +1,6 @@
-"""Periods of misbehaving engines, made from kinds and rates.
+"""Periods of misbehaving engines, generated from kinds and rates.
 
-Periods are spread evenly over engines and time by multiples of the golden ratio, the same under every policy.
+Periods are spread evenly over engines and time by multiples of the golden ratio, equally for all policies.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ SLOW = 10.0
 """Factor by which an engine's steps are longer in a period of the kind "slow"."""
 
 LATE = (10.0, 60.0)
-"""Least and greatest lateness of late requests, in seconds."""
+"""Minimum and maximum lateness of late requests, in seconds."""
 
 LIMIT = 8
-"""Requests that an engine with an unreported limit runs at once."""
+"""Maximum number of running requests of an engine that reports a higher limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class TroubleKind:
-    """Kind of misbehaviour.
+    """Kind of misbehaviour of engines.
 
     Attributes:
-        text: Its description, in a line.
-        rate: The default rate: a share of the requests ("late"), of the engines ("limit"), or of the
-            engines' time.
-        length: Seconds for which an engine misbehaves each time; 0 where that does not apply.
+        text: Description in one line.
+        rate: Default rate: a share of the requests ("late"), of the engines ("limit"), or of the engines' time.
+        length: Length of a period of misbehaviour, in seconds; 0 for kinds without periods.
     """
 
     text: str
@@ -54,13 +53,13 @@ TROUBLES: Mapping[str, TroubleKind] = {
     "stale": TroubleKind("what an engine reports of itself is what it was up to 60 s before", 0.1, 60.0),
     "mute": TroubleKind("an engine does not answer peers that pull from it for 60 s; it works on", 0.02, 60.0),
 }
-"""All kinds by name."""
+"""All kinds of misbehaviour by name."""
 
 
 def parse_troubles(texts: tuple[str, ...]) -> dict[str, float]:
-    """Parse texts such as `KIND`, `KIND=RATE` or `all`. Returns the rate of each kind.
+    """Parse kinds of misbehaviour with rates: `KIND`, `KIND=RATE` or `all`. Returns the rate of each kind.
 
-    Raises `ConfigError` that says what would be right.
+    Raises `ConfigError` that lists the valid values.
     """
     rates: dict[str, float] = {}
     for text in texts:

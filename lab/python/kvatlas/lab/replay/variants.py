@@ -1,4 +1,4 @@
-"""Policies with values of their options: `kvatlas hold=0.5 price=0` is the policy `kvatlas` with two options."""
+"""Policies with values of options: for example, `kvatlas hold=0.5 price=0` is the policy `kvatlas` with two options."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from kvatlas.lab.replay.bounds import BOUNDS
 from kvatlas.service.config.kinds import Pairs
 
 MOST_ROWS = 200
-"""Most policies with values that are made of ranges."""
+"""Maximum number of policies that ranges of values may produce."""
 
 _WANTED = "write NAME=VALUE, or a range NAME=FROM..TO:STEP such as hold=0..2:0.5"
 
 
 def split_policy(policy: str) -> tuple[str, dict[str, Any]]:
-    """The name of a policy, and the options behind it. Raises `ConfigError`."""
+    """Split a policy's text into its name and its options. Raises `ConfigError`."""
     name, _, options = policy.partition(" ")
     return name, dict(Pairs().parse(options))
 
 
 def with_options(policies: Sequence[str], given: Sequence[str], make: Callable[[str], object]) -> tuple[str, ...]:
-    """Each policy with every combination of the values that `given` has of its options, in order.
+    """Combine each policy with every combination of the option values in `given`, in order.
 
-    A policy without one of these options, and a bound, keeps those that it has. `make` makes a policy, to ask it.
-    Raises `ConfigError` if an option cannot be read or is given twice, `PolicyError` if no policy has it.
+    A policy that lacks these options, or a bound, stays as it is. `make` creates a policy, to find out its options.
+    Raises `ConfigError` if an option cannot be parsed or is given twice, `PolicyError` if no policy has it.
     """
     values: dict[str, list[str]] = {}
     for text in given:
@@ -68,7 +68,7 @@ def with_options(policies: Sequence[str], given: Sequence[str], make: Callable[[
 
 
 def _read(text: str) -> tuple[str, list[str]]:
-    """The name of an option and its values."""
+    """Parse the name of an option and its values."""
     name, equals, value = text.partition("=")
     if not equals or not name or not value or len(text.split()) != 1:
         raise ConfigError(f"policy option {text!r} cannot be read: {_WANTED}")

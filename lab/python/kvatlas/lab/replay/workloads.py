@@ -1,6 +1,7 @@
 """Workloads by name: a trace, the speed of its clock, and a scenario.
 
-Generated workloads follow from a seed. Their rates keep sixteen engines of the default hardware busy, not overloaded.
+The seed determines a generated workload. Their rates keep sixteen engines of the default hardware busy, but not
+overloaded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kvatlas.sim.trace import Trace, read_trace
 from kvatlas.sim.workload import WorkloadConfig, generate
 
 TRACES = "KVATLAS_TRACES"
-"""The environment variable that names the folder of recorded traces."""
+"""Environment variable with the path of the folder of recorded traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,11 @@ class Workload:
     """Workload that can be replayed.
 
     Attributes:
-        name: Its name.
-        text: Its description, in a line.
-        make: Makes its trace from a seed.
+        name: Name of the workload.
+        text: Description in one line.
+        make: Function that makes the trace from a seed.
         speedup: Speed factor of the trace's clock.
-        scenario: Events in the fleet.
+        scenario: Changes and faults in the fleet during the replay.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Conversion of foreign records of traffic to traces, and figures about traces."""
+"""Conversion of foreign request logs to traces, and statistics of traces."""
 
 from kvatlas.lab.traffic.profile import Profile, profile
 from kvatlas.lab.traffic.reading import FORMATS, read_traffic

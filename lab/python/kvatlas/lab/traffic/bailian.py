@@ -1,10 +1,11 @@
-"""Usage traces of Alibaba's Bailian, as published for Qwen: JSON lines with the blocks of each chat's prompt.
+"""Reader of the usage traces of Alibaba's Bailian, published for Qwen: JSON lines with the blocks of each prompt.
 
     {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 521, "output_length": 132,
      "type": "text", "turn": 2, "hash_ids": [1089, 1090, ...]}
 
-`timestamp` is in seconds, and ids stand for 16 tokens. `parent_chat_id` is the turn before in the conversation, -1 for
-its first one. The ends of answers are unknown, unless `time_to_parent_chat` has the seconds from the parent's end.
+`timestamp` is in seconds, and ids stand for 16 tokens. `parent_chat_id` is the previous request of the conversation, -1
+for its first one. The times at which answers ended are unknown, unless `time_to_parent_chat` has the seconds from the
+end of the previous answer.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from kvatlas.sim.times import parse_time
 from kvatlas.sim.trace import TraceRequest
 
 BLOCK = 16
-"""Tokens in a block of the trace."""
+"""Number of tokens in a block of the trace."""
 
 _GAP = "time_to_parent_chat"
 
 
 def read_chats(lines: Iterable[str], how: Conversion, *, name: str, where: str) -> Traffic:
-    """Read a trace. Raises `TraceError`."""
+    """Read a Bailian trace from lines. Raises `TraceError`."""
     bad = BadRows(where, how.skip_bad)
     block = how.block or BLOCK
     rows: list[tuple[float, TraceRequest]] = []

@@ -1,7 +1,8 @@
 """Prompts made of messages, and the sessions that they continue.
 
-An agent or a chat sends its whole history with each request: the messages of the request before, the answer, and what
-is new. A request whose messages begin so continues the session of the earlier one, even if the log names no session.
+An agent or a chat sends its whole history with each request: the messages of the previous request, the answer, and new
+messages. A request that begins with the messages of an earlier one continues its session, even if the log names no
+session.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from kvatlas.lab.traffic.source import BadRows, Conversion, Traffic, make_trace
 from kvatlas.lab.traffic.text import History, Prompt, cut_prompts, link_prompts, text_of
 
 TEXT_BLOCK = 64
-"""Tokens that an id stands for in a trace made of text, by default."""
+"""Default number of tokens that an id stands for in a trace made from text."""
 
 
 def prompt_traffic(
     prompts: list[Prompt], kind: str, block: int, *, name: str, where: str, bad: BadRows, guessed: str | None
 ) -> Traffic:
-    """Make the traffic of prompts: sessions recognised, cut into blocks of `block` tokens, linked.
+    """Convert prompts to traffic: sessions are detected, prompts cut into blocks, and requests linked.
 
-    `guessed`: the unit assumed for times, as for `make_trace`. Raises `TraceError`.
+    `block`: tokens per block. `guessed`: the unit assumed for times, as for `make_trace`. Raises `TraceError`.
     """
     prompts.sort(key=lambda prompt: prompt.at)
     sessions = name_sessions(prompts)
@@ -33,7 +34,7 @@ def prompt_traffic(
 
 
 def add_messages(prompt: Prompt, messages: Sequence[object], tools: object, how: Conversion) -> None:
-    """Add messages and tools to a prompt: its tokens with a tokenizer, else its text.
+    """Add messages and tools to a prompt, as tokens if there is a tokenizer, otherwise as text.
 
     `messages`: in OpenAI's format, or parts of a request to its responses API. Raises `TraceError` if they are empty.
     """
@@ -46,7 +47,7 @@ def add_messages(prompt: Prompt, messages: Sequence[object], tools: object, how:
 
 
 def add_text(prompt: Prompt, text: str, how: Conversion) -> None:
-    """Add text to a prompt: its tokens with a tokenizer. Raises `TraceError` if it is empty."""
+    """Add text to a prompt, as tokens if there is a tokenizer. Raises `TraceError` if the text is empty."""
     if how.encode is not None:
         prompt.tokens = how.encode(text)
     else:
@@ -55,10 +56,11 @@ def add_text(prompt: Prompt, text: str, how: Conversion) -> None:
 
 
 def name_sessions(prompts: Sequence[Prompt]) -> list[str]:
-    """Name the sessions of chats that have none, by what their messages continue. Returns the assumptions made.
+    """Give session names to chats without one, by the earlier messages that they continue.
 
-    `prompts`: in order of time. A chat continues the latest one whose messages are all at its beginning, before an
-    answer, unless another chat already did. If no chat continues another one, none gets a session.
+    Returns the assumptions made, in words. `prompts`: in order of time. A chat continues the latest one whose messages
+    are all at its beginning, before an answer, unless another chat already did. If no chat continues another one, none
+    gets a session.
     """
     ends: dict[int, list[int]] = {}  # chats that none has continued yet, by the hash of all their messages
     continued: dict[int, int] = {}
@@ -96,7 +98,7 @@ def _history(messages: Iterable[object]) -> History:
 
 
 def _is_answer(message: object) -> bool:
-    """True for a model's message or, in the responses API, a call or a thought of it."""
+    """True for a message of the model, or, in the responses API, a call or reasoning of the model."""
     if not isinstance(message, dict):
         return False
     if message.get("role") is not None:

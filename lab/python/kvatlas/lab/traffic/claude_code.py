@@ -1,13 +1,13 @@
 """Reader of recorded Claude Code sessions as published by github.com/callanjfox/kv-cache-tester: a JSON object each.
 
-An object has the session's requests with their prompt and answer lengths, ids of the prompt's full blocks (with
-`prefix_len`, of those absent from the request before it), and times from the session's start; requests of sub-agents
-are nested in an entry of their own. Four properties are not recorded:
+An object has the session's requests with the lengths of prompts and answers, ids of the prompt's full blocks (with
+`prefix_len`, only the blocks after those of the previous request), and times from the session's start; requests of
+sub-agents are nested in an entry of their own. Four properties are not recorded, and are assumed:
 
-- When sessions begin: by a Poisson process here.
+- The starts of sessions follow a Poisson process.
 - What sessions have in common: ids are private to a session, unless `hash_id_scope` is `global`. Sessions of one model
   whose tool definitions have equally many tokens are taken to share the blocks that these fill.
-- How long some answers took: as on an idle engine then.
+- Answers without a recorded duration take as long as on an idle engine.
 - A sub-agent's entry has its end as `t`: it began `duration_ms` before. Those without a duration are left out.
 """
 
@@ -63,7 +63,7 @@ def read_sessions(
 
 @dataclass(slots=True)
 class _Sessions:
-    """Schedules the requests of sessions."""
+    """Scheduler of the requests of recorded sessions."""
 
     how: Conversion
     rows: list[tuple[float, TraceRequest]] = field(default_factory=list)
@@ -101,7 +101,7 @@ class _Sessions:
         begin: float,
         after: tuple[Dependency, ...],
     ) -> tuple[float, int]:
-        """Schedule the requests of one agent. Returns the time when the last ends, and its id."""
+        """Schedule the requests of one agent. Returns the end of the last request, in seconds, and its id."""
         own = [request for request in requests if "requests" not in request]
         children: dict[int, list[Mapping[str, Any]]] = {}
         place = -1

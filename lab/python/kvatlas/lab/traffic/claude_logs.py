@@ -1,13 +1,13 @@
 """Reader of Claude Code's own session logs: `.jsonl` files below `~/.claude/projects`.
 
 An entry is a message with the API's token counts; an answer has several entries. The system prompt and the tools are
-not logged, but the numbers of tokens read from the provider's cache are. So:
+not logged, but the number of tokens read from the provider's cache is. So the following rules apply:
 
-- A prompt is `input_tokens`, `cache_read_input_tokens` and `cache_creation_input_tokens` together.
-- It begins with the prompt of the answer that comes before it in the chain of `parentUuid`: with all of it, or with as
-  much as was read from the cache, if the cache cannot have forgotten the rest yet. A prompt that is shorter than the
-  one before it has lost something, and begins with what was read from the cache.
-- The first prompts of sessions and agents begin alike, as far as they were read from the cache.
+- The length of a prompt is the sum of `input_tokens`, `cache_read_input_tokens` and `cache_creation_input_tokens`.
+- A prompt begins with the prompt of the previous answer in the chain of `parentUuid`: with all of it, or with as many
+  tokens as were read from the cache, if the cache cannot have evicted the rest yet. A prompt that is shorter than the
+  previous one has lost some part, and begins with the tokens that were read from the cache.
+- The first prompts of sessions and agents begin with the same tokens, as far as they were read from the cache.
 - A request begins when the message that it answers was written, and ends when the last part of its answer was.
 - Files of resumed sessions repeat entries of earlier ones: an answer counts once.
 """
@@ -33,7 +33,7 @@ _PARTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_token
 
 @dataclass(slots=True)
 class _Answer:
-    """Answer of the API, with one entry for each content block. Times in seconds."""
+    """Answer of the API, with one entry for each content block. Times are in seconds."""
 
     at: float
     end: float
@@ -50,12 +50,12 @@ class _Answer:
 
     @property
     def read(self) -> int:
-        """Tokens of the prompt read from the provider's cache."""
+        """Number of prompt tokens that were read from the provider's cache."""
         return self.parts.get("cache_read_input_tokens", 0)
 
     @property
     def shared(self) -> int:
-        """Tokens that the prompt shares with the prompt of the answer before it."""
+        """Number of tokens that the prompt shares with the prompt of the previous answer."""
         if self.before is None:
             return 0
         fresh = 0 < self.read < self.before.prompt and self.at - self.before.end <= _REMEMBERED
@@ -63,7 +63,7 @@ class _Answer:
 
 
 def read_logs(files: Iterable[tuple[str, Iterable[str]]], how: Conversion, *, name: str, where: str) -> Traffic:
-    """Read the lines of named files. Raises `TraceError`."""
+    """Read Claude Code's logs from the lines of named files. Raises `TraceError`."""
     logs = _Logs(BadRows(where, how.skip_bad))
     for file, lines in files:
         logs.bad.where = file
@@ -98,7 +98,7 @@ class _Logs:
         self._entries: dict[str, tuple[float, _Answer | None, str]] = {}
 
     def take(self, number: int, line: str) -> None:
-        """Add a line of a log."""
+        """Add a line of a log to the answers."""
         try:
             entry = json.loads(line)
             if not isinstance(entry, dict):
@@ -168,7 +168,7 @@ def _tokens(usage: Mapping[str, Any], name: str) -> int:
 
 
 def _turns(answers: list[_Answer], block: int) -> list[Turn]:
-    """Make requests in order of time, with ids for their blocks."""
+    """Convert answers to requests in order of time, with ids for their blocks of `block` tokens."""
     answers.sort(key=lambda each: each.at)
     # What first prompts of a kind have in common: as much as the cache had of one of them, at least.
     known: dict[tuple[str, bool], int] = {}

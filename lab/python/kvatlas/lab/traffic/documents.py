@@ -1,4 +1,4 @@
-"""Reader of concatenated JSON documents: one a line, or each over several lines."""
+"""Reader of concatenated JSON documents, each on one line or over several lines."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 
 def documents(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Each document with the number of its first line; text that is no document is passed on line by line.
+    """Iterate over documents, each with the number of its first line. Other text is passed on line by line.
 
-    A document over several lines begins and ends where a bracket stands at the beginning of a line. At most one is in
+    A document over several lines begins and ends with a bracket at the beginning of a line. At most one document is in
     memory.
     """
     kept: list[str] = []

@@ -1,8 +1,8 @@
-"""Reader of Dynamo's request trace (`DYN_REQUEST_TRACE=1`): a record a request, with hashes of its prompt's blocks.
+"""Reader of Dynamo's request trace (`DYN_REQUEST_TRACE=1`): one record per request, with hashes of its prompt's blocks.
 
-The records are of the schema `dynamo.request.trace.v1`, or of an older one, alone or below `event`. Those of the type
-`request_end` are requests; others (tools, payloads) are left out. A hash covers `replay.trace_block_size` tokens and
-all before them; the last may cover part of a block.
+A record has the schema `dynamo.request.trace.v1`, or an older one, and is a whole object or its field `event`. Records
+of the type `request_end` are requests; others (tools, payloads) are left out. A hash covers `replay.trace_block_size`
+tokens and all tokens before them; the last hash may cover a partial block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PARENTS = ("parent_trajectory_id", "parent_program_id", "parent_session_id")
 
 
 def read_requests(files: Iterable[tuple[str, Iterable[str]]], how: Conversion, *, name: str, where: str) -> Traffic:
-    """Read the lines of named files. Raises `TraceError`."""
+    """Read Dynamo's records from the lines of named files. Raises `TraceError`."""
     bad = BadRows(where, how.skip_bad)
     turns: list[Turn] = []
     block = others = 0

@@ -1,9 +1,9 @@
 """Reader of logs of OpenAI's API: JSON lines, each with a request and, if it was logged, its answer.
 
-The request is the whole line, or below `request`, `body` or `input`; the answer below `response` or `output`. Requests
-are chats (`messages`), completions (`prompt`, as text or token ids) and responses (`input`, `instructions`). Where no
-session is named, chats that continue an earlier one are recognised by their messages. Where the ends of answers were
-logged, each request waits for the one before it in its session.
+The request is the whole object, or its field `request`, `body` or `input`; the answer is in `response` or `output`.
+Requests are chats (`messages`), completions (`prompt`, as text or token ids) and responses (`input`, `instructions`).
+Without named sessions, chats that continue an earlier one are detected by their messages. If the ends of answers were
+logged, each request depends on the previous one of its session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SESSIONS = ("session_id", "sessionId", "conversation_id", "thread_id", "prompt_
 
 
 def read_log(lines: Iterable[str], how: Conversion, *, name: str, where: str) -> Traffic:
-    """Read a log. Raises `TraceError`."""
+    """Read a log of OpenAI's API from lines. Raises `TraceError`."""
     bad = BadRows(where, how.skip_bad)
     prompts: list[Prompt] = []
     numbers = False  # some times are numbers, of a unit that nothing tells
@@ -117,7 +117,7 @@ def _time(row: Mapping[str, Any], request: Mapping[str, Any], answer: Mapping[st
 
 
 def _end(row: Mapping[str, Any], answer: Mapping[str, Any], unit: str | None) -> float | None:
-    """The time when an answer ended, in seconds; None if unknown."""
+    """Time at which an answer ended, in seconds; None if unknown."""
     known = (place[name] for place in (row, answer) for name in _ENDS if place.get(name) is not None)
     return None if (value := next(known, None)) is None else parse_time(value, unit)
 

@@ -1,11 +1,12 @@
 """Reader of OpenTelemetry's spans of calls to models, by the conventions for generative AI (`gen_ai.*`).
 
-It reads OTLP in JSON (whole documents, or one a line, as the collector's file exporter writes them) and single spans,
-as console exporters print them. A span is a request if it has a number of input tokens; spans of agents, tools and
-embeddings are not, nor are spans inside another request, such as the engine's below the client's.
+The reader accepts OTLP in JSON (whole documents, or one per line, as the collector's file exporter writes them) and
+single spans, as console exporters print them. A span is a request if it has a number of input tokens. Not requests are
+spans of agents, tools and embeddings, and spans inside another request, for example the engine's span inside the
+client's.
 
-The prompt is in the span if its content was recorded. Otherwise only its length is known: it is assumed to begin with
-the prompt before it in its conversation, or in its trace without a conversation.
+The prompt is in the span if its content was recorded. Otherwise only its length is known: the prompt is assumed to
+begin with the previous prompt of its conversation, or of its trace if no conversation is named.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ENDS = ("endTimeUnixNano", "end_time_unix_nano", "end_time", "endTime")
 
 @dataclass(slots=True)
 class _Call:
-    """Span that is a request. Times in seconds."""
+    """Span that is a request. Times are in seconds."""
 
     at: float
     end: float | None
@@ -50,7 +51,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Spans:
-    """Requests among spans, with the nesting of spans."""
+    """Requests among the spans, with the nesting of the spans."""
 
     how: Conversion
     calls: list[_Call] = field(default_factory=list)
@@ -58,7 +59,7 @@ class _Spans:
     others: int = 0
 
     def add(self, span: Mapping[str, Any]) -> None:
-        """Add a span. Raises `TraceError` if it is a request that cannot be read."""
+        """Add a span. Raises `TraceError` for a request that cannot be read."""
         context = span.get("context")
         ids = {**span, **context} if isinstance(context, dict) else span
         own, above = _text(ids, "spanId", "span_id"), _text(span, "parentSpanId", "parent_span_id", "parent_id")
@@ -89,7 +90,7 @@ class _Spans:
         )
 
     def outermost(self) -> list[_Call]:
-        """The requests that are not inside another one, in order of time."""
+        """Requests that are not inside another request, in order of time."""
         known = {call.span for call in self.calls if call.span is not None}
         return sorted((call for call in self.calls if not self._is_inside(call, known)), key=lambda call: call.at)
 
@@ -133,7 +134,7 @@ def read_spans(
 
 
 def _spans(document: object) -> Iterator[Mapping[str, Any]]:
-    """The spans of a document: in OTLP, or a single span."""
+    """Iterate over the spans of a document: in OTLP, or a single span."""
     if not isinstance(document, dict):
         raise TraceError("no span: an object was expected")
     resources = document.get("resourceSpans", document.get("resource_spans"))
@@ -175,7 +176,7 @@ def _value(value: object) -> Any:
 
 
 def _content(attributes: Mapping[str, Any], span: Mapping[str, Any]) -> str:
-    """The recorded text of a prompt."""
+    """Recorded text of a span's prompt; "" if none was recorded."""
     places = [attributes]
     events = span.get("events")
     places += [_attributes(each.get("attributes")) for each in events or [] if isinstance(each, dict)]
@@ -195,7 +196,7 @@ def _numbered(attributes: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _turns(calls: list[_Call], block: int, how: Conversion) -> tuple[list[Turn], list[str], list[str]]:
-    """Requests with the times of their answers, the assumptions made, and warnings."""
+    """Convert calls to requests with the times of their answers. Also returns the assumptions made, and warnings."""
     if calls and all(call.text for call in calls):
         prompts = []
         for call in calls:

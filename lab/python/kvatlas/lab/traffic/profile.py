@@ -14,15 +14,15 @@ from kvatlas.sim.statistics import TraceStatistics, trace_statistics
 from kvatlas.sim.trace import Trace, TraceRequest
 
 SIZES = tuple(250_000 * 2**n for n in range(11))
-"""Sizes of a cache, in tokens, at which the hit rate is reported: 250 k to 256 M."""
+"""Cache sizes, in tokens, at which the hit rate is reported: 250 k to 256 M."""
 
 WINDOWS = (60.0, 600.0, 3_600.0)
-"""Periods, in seconds, over which the tokens in use are counted."""
+"""Lengths of the periods, in seconds, for which the number of distinct tokens in use is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Sessions of a trace. Times in seconds."""
+    """Statistics of a trace's sessions. Times are in seconds."""
 
     sessions: int
     turns: dict[str, float]  # requests of a session: p10, p50, p90, p99, max
@@ -35,7 +35,7 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Profile of a trace. Lengths in tokens."""
+    """Profile of a trace. Lengths are in tokens."""
 
     name: str
     statistics: TraceStatistics
@@ -48,7 +48,10 @@ class Profile:
 
 
 def profile(trace: Trace, block_size: int | None = None) -> Profile:
-    """Profile a trace for engines with blocks of `block_size` tokens; None: as fine as its ids allow, at most 16."""
+    """Compute the profile of a trace for engines with blocks of `block_size` tokens.
+
+    None for `block_size`: the trace's own block size, at most 16.
+    """
     size = block_size or (16 if trace.block % 16 == 0 else trace.block)
     requests = trace.requests
     curve = hit_curve(trace, size)
@@ -68,7 +71,7 @@ def profile(trace: Trace, block_size: int | None = None) -> Profile:
 
 
 def as_json(it: Profile) -> dict[str, Any]:
-    """A profile as JSON's types, with the curve's points in `hit_rates` and its end."""
+    """Convert a profile to plain data for JSON, with points of the hit-rate curve in `hit_rates`."""
     data = asdict(it)
     del data["curve"]
     return {**data, "hit_rate_without_limit": it.curve.most, "sampled": it.curve.share}
@@ -100,7 +103,7 @@ def _sessions(trace: Trace) -> Sessions | None:
 
 
 def _working_sets(trace: Trace) -> dict[str, tuple[float, float]]:
-    """Distinct tokens used in each period, by the length of the period."""
+    """Numbers of distinct tokens used in periods, by the length of the period."""
     found = {}
     begin, end = trace.requests[0].timestamp, trace.requests[-1].timestamp
     for window in WINDOWS:

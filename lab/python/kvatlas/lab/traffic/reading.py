@@ -1,4 +1,4 @@
-"""Reader of traffic in any known format, named or detected."""
+"""Reader of request logs in any known format, named or detected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORMATS = {
     "vllm": "the text log of a vLLM server with --enable-log-requests",
     "csv": "any other table (CSV, or JSON lines); --columns says which column is which",
 }
-"""Known formats by name, each with a description in a line."""
+"""Known formats by name, each with a description in one line."""
 
 SEVERAL = ("claude-logs", "claude-code", "dynamo", "otel")
 """Names of the formats that may consist of several files, or a directory."""
@@ -49,10 +49,10 @@ _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 def read_traffic(
     paths: Sequence[Path], how: Conversion | None = None, *, kind: str | None = None, limit: int | None = None
 ) -> Traffic:
-    """Read traffic of any format.
+    """Read a request log of any known format.
 
-    `kind`: one of `FORMATS`; None to detect it. `limit`: maximum number of requests. Raises `TraceError` with one
-    line of text.
+    `kind`: one of `FORMATS`; None to detect the format. `limit`: maximum number of requests. Raises `TraceError` with
+    one line of text.
     """
     how = how or Conversion()
     if kind is not None and kind not in FORMATS:
@@ -75,7 +75,7 @@ def read_traffic(
 
 
 def detect_format(path: Path) -> str:
-    """Detect the format of a file or directory. Raises `TraceError` if it looks like none."""
+    """Detect the format of a file or directory. Raises `TraceError` for an unknown format."""
     if path.is_dir():
         found = (form for file in _files([path]) if (form := _form(file)) in SEVERAL)
         return next(found, None) or "claude-code"
@@ -97,7 +97,7 @@ def detect_format(path: Path) -> str:
 
 
 def _form(path: Path) -> str | None:
-    """The format of a file's first objects; None if unknown."""
+    """Format of a file's first objects; None if unknown."""
     form = None
     for _, text in islice(_documents(path), _OBJECTS):
         row = _json(text)
@@ -108,7 +108,7 @@ def _form(path: Path) -> str | None:
 
 
 def _files(paths: Sequence[Path], suffixes: tuple[str, ...] = _SUFFIXES) -> list[Path]:
-    """The files among the paths, and those in directories and below."""
+    """List the files among the paths, and those in directories, recursively."""
     found = []
     for path in paths:
         if path.is_dir():
@@ -145,7 +145,7 @@ def _all_lines(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file; of a single JSON array, each of its items."""
+    """Iterate over the lines of a file, or, if it is a single JSON array, over its items."""
     lines = _all_lines(path)
     first = next(lines, "")
     if not first.lstrip().startswith("["):

@@ -12,7 +12,7 @@ _POINTS = ("p10", "p50", "p90", "p99", "max")
 
 
 def about(it: Profile) -> list[str]:
-    """Describe the trace, in sentences."""
+    """Describe a trace by its profile, in sentences."""
     stats = it.statistics
     rate = stats.requests / stats.duration if stats.duration else 0.0
     peak = f", {it.peak:.1f} in the busiest minute" if stats.duration > 120 and it.peak else ""
@@ -43,7 +43,7 @@ def about(it: Profile) -> list[str]:
 
 
 def print_profile(it: Profile, console: Console) -> None:
-    """Print the figures and three tables."""
+    """Print the profile of a trace: figures and three tables."""
     for line in about(it):
         console.print(line, highlight=False)
     console.print()

@@ -1,4 +1,4 @@
-"""Times for the requests of a closed-loop trace, as idle engines with a shared cache would give them."""
+"""Start times for the requests of a closed-loop trace, as idle engines with a shared cache would cause them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvatlas.sim.trace import Trace
 
 
 def schedule(trace: Trace) -> Trace:
-    """Give times to the requests, and sort them. Requests that wait for no other keep their times."""
+    """Give start times to the requests of a trace, and sort them. Requests without dependencies keep their times."""
     requests = trace.requests
     size = 16 if trace.block % 16 == 0 else trace.block
     took = [

@@ -10,25 +10,26 @@ from kvatlas.sim.times import check_unit
 from kvatlas.sim.trace import Trace, TraceRequest
 
 UNKNOWN_OUTPUT = 256
-"""Assumed output tokens of a request if its source gives none."""
+"""Assumed number of output tokens of a request if its source has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Options of a conversion, for what a source does not record.
+    """Options of a conversion, for facts that a source does not record.
 
     Attributes:
-        block: Tokens that an id stands for; None: what suits the source.
-        columns: Columns of a table by the names of our fields; None for the columns of a known table.
+        block: Number of tokens that an id stands for; None for a default that depends on the source.
+        columns: Columns of a table by the names in `kvatlas.lab.traffic.tables.FIELDS`; None for the columns
+            of a known table.
         model: Use only the requests of this model.
-        encode: Text to token ids; None: the text is cut by its characters.
-        encode_chat: Messages and tools to token ids; None: as for text.
-        session_rate: Sessions that begin in an hour, for sources that do not say when.
-        longest_pause: Maximum pause inside a session, in seconds, for sources with people's pauses; longer ones are
-            cut.
-        seed: Seed of the sessions' beginnings.
-        unit: Unit of times that are numbers: one of `kvatlas.sim.times.UNITS`. None: what suits the source.
-        skip_bad: Leave malformed rows out and count them.
+        encode: Function from text to token ids; None to cut the text by characters.
+        encode_chat: Function from messages and tools to token ids; None to treat them as text.
+        session_rate: Sessions that begin per hour, for sources without start times.
+        longest_pause: Maximum pause inside a session, in seconds, for sources that include the pauses of people; longer
+            ones are cut.
+        seed: Seed of the random start times of sessions.
+        unit: Unit of numeric times: one of `kvatlas.sim.times.UNITS`; None for a default that depends on the source.
+        skip_bad: Leave malformed rows out, and count them.
     """
 
     block: int | None = None
@@ -47,7 +48,7 @@ class Conversion:
 
 @dataclass(slots=True)
 class Traffic:
-    """Trace made from foreign records, with its source format, the assumptions made, and warnings."""
+    """Trace made from a foreign log, with the log's format, the assumptions made, and warnings."""
 
     trace: Trace
     format: str
@@ -56,31 +57,31 @@ class Traffic:
 
 
 class Ids:
-    """Ids of blocks by keys that distinguish them, numbered in order of first use."""
+    """Ids of blocks by keys that identify them, numbered in order of first use."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
         self._next = 0
 
     def of(self, key: Hashable) -> int:
-        """The id of a block."""
+        """Id of the block with the key `key`; a new id for a new key."""
         if (known := self._known.get(key)) is None:
             known = self._known[key] = self.new()
         return known
 
     def new(self) -> int:
-        """A fresh id."""
+        """New id that no other block has."""
         self._next += 1
         return self._next - 1
 
 
 def go_on(before: Sequence[int], full: int, ids: Ids) -> tuple[int, ...]:
-    """The ids of a prompt of `full` blocks that begins with the blocks `before`, with fresh ids for the others."""
+    """Ids of a prompt of `full` blocks that begins with the blocks `before`, with new ids for the other blocks."""
     return (*before[:full], *(ids.new() for _ in range(full - len(before))))
 
 
 class BadRows:
-    """Counter of the malformed rows of a source, which may raise at the first."""
+    """Counter of the malformed rows of a source, which may raise an error at the first one."""
 
     def __init__(self, where: str, skip: bool) -> None:
         self.where, self.skip = where, skip
@@ -104,10 +105,10 @@ def make_trace(
     bad: BadRows | None = None,
     guessed: str | None = None,
 ) -> Trace:
-    """Make a trace of requests with their times in seconds, in order of time and from 0.
+    """Make a trace from requests with times in seconds: sorted by time, with times from 0.
 
     `guessed`: the unit assumed for times; None if the source names it. Raises `TraceError` if there are no requests, or
-    the unit cannot be right.
+    the times are implausible for the unit.
     """
     rows = sorted(requests, key=lambda row: row[0])
     if not rows:
@@ -124,7 +125,7 @@ def make_trace(
 
 
 def parse_count(text: object, name: str, least: int) -> int:
-    """Parse a whole number of tokens. Raises `TraceError`."""
+    """Parse a whole number of tokens, at least `least`. Raises `TraceError`."""
     try:
         value = float(str(text).strip())
     except ValueError:

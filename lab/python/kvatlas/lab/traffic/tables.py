@@ -1,8 +1,8 @@
-"""Reader of tables with a row a request: Azure's LLM traces, BurstGPT, and other CSV or JSON lines with named columns.
+"""Reader of tables with one row per request: Azure's LLM traces, BurstGPT, other CSV or JSON lines with named columns.
 
-Most have arrival times and lengths, but not which blocks prompts share. A column of block ids has that. With a column
-of sessions, each prompt is assumed to begin with the one before it in its session. A column of texts or chats has all,
-and is read like a log.
+Most tables have arrival times and lengths, but not the blocks that prompts share. A column of block ids provides these.
+With a column of sessions, each prompt is assumed to begin with the previous one of its session. A table with a column
+of texts or chats has the complete prompts, and is read like a log.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIELDS = {
     "messages": "the prompt as a list of chat messages in JSON, or as a chat request, instead of its blocks",
     "duration": "seconds from the request to the end of its answer",
 }
-"""Fields of a request, which a mapping assigns to columns."""
+"""Fields of a request, each of which a mapping can assign to a column."""
 
 TABLES: dict[str, dict[str, str]] = {
     "azure": {"timestamp": "TIMESTAMP", "input_length": "ContextTokens", "output_length": "GeneratedTokens"},
@@ -46,7 +46,7 @@ TABLES: dict[str, dict[str, str]] = {
         "duration": "Elapsed time",
     },
 }
-"""Columns of the known tables, by the tables' names."""
+"""Columns of the known tables by field, by the tables' names."""
 
 SEPARATORS = (",", ";", "\t", "|")
 """Characters that may separate the columns of a table."""
@@ -58,7 +58,10 @@ _MODEL = ("Model", "model")
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """Parse a mapping such as `input_length=Prompt,timestamp=Arrived`. Raises `TraceError`."""
+    """Parse a mapping from fields to columns, for example `input_length=Prompt,timestamp=Arrived`.
+
+    Raises `TraceError`.
+    """
     found: dict[str, str] = {}
     for part in text.split(","):
         name, given, column = part.partition("=")
@@ -72,7 +75,7 @@ def parse_columns(text: str) -> dict[str, str]:
 
 
 def table_of(header: str) -> str | None:
-    """The known table with this first line; None for another table."""
+    """Name of the known table with the first line `header`; None for another table."""
     columns = {column.strip().strip('"') for column in header.lstrip("\ufeff").split(",")}
     for name, known in TABLES.items():
         if {known["timestamp"], *(known[field] for field in _REQUIRED)} <= columns:
@@ -82,7 +85,7 @@ def table_of(header: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Row of a table. Times in seconds."""
+    """Row of a table. Times are in seconds."""
 
     at: float
     prompt: int
@@ -93,7 +96,7 @@ class _Row:
 
 
 def read_table(lines: Iterable[str], how: Conversion, *, kind: str, name: str, where: str) -> Traffic:
-    """Read a table of `kind`: a name of `TABLES`, or "csv". Raises `TraceError`."""
+    """Read a table of `kind`: a name in `TABLES`, or "csv". Raises `TraceError`."""
     is_text = how.columns is not None and any(name in how.columns for name in _CONTENT)
     usual = csv.field_size_limit()
     try:
@@ -148,7 +151,7 @@ def _read(lines: Iterable[str], how: Conversion, kind: str, name: str, where: st
 
 
 def _open(lines: Iterator[str]) -> tuple[list[str], Iterator[tuple[int, Mapping[str, str | None]]]]:
-    """The names of the columns, and the rows with their numbers."""
+    """Read the names of the columns, and the rows with their numbers."""
     first = next(lines, "")
     if first.lstrip().startswith("{"):
         return list(_object(first)), _json_rows(itertools.chain([first], lines))
@@ -171,7 +174,7 @@ def _json_rows(lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, str | N
 
 
 def _object(line: str) -> dict[str, object]:
-    """Parse a JSON object; other text gives an empty one, whose row is then refused for missing columns."""
+    """Parse a JSON object. Other text gives an empty object, whose row is then refused for missing columns."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -181,30 +184,30 @@ def _object(line: str) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Cells of a row by the names of our fields."""
+    """Cells of a row by the names of fields."""
 
     cells: Mapping[str, str | None]
     columns: Mapping[str, str]
 
     def needed(self, name: str) -> str:
-        """The cell of a field. Raises `TraceError` if it is empty."""
+        """Text in the cell of a required field. Raises `TraceError` if it is empty."""
         value = self.cells.get(self.columns[name])
         if value is None or not value.strip():
             raise TraceError(f"no {self.columns[name]!r}")
         return value
 
     def optional(self, name: str) -> str:
-        """The cell of a field; empty if there is none."""
+        """Text in the cell of an optional field; "" if the table has no column for it."""
         return (self.cells.get(self.columns[name]) or "").strip() if name in self.columns else ""
 
     def at(self, unit: str | None) -> float:
-        """The time of the request, in seconds. Raises `TraceError`."""
+        """Time of the request, in seconds. Raises `TraceError`."""
         if "timestamp" in self.columns:
             return parse_time(self.needed("timestamp"), unit)
         return parse_time(self.needed("timestamp_ms"), "ms")
 
     def count(self, name: str, least: int) -> int:
-        """The number of tokens in a field. Raises `TraceError`."""
+        """Number of tokens in a field, at least `least`. Raises `TraceError`."""
         return parse_count(self.needed(name), self.columns[name], least)
 
     def duration(self) -> float | None:
@@ -226,7 +229,7 @@ def _parse(cells: Mapping[str, str | None], columns: Mapping[str, str], block: i
 
 
 def _parse_prompt(cells: Mapping[str, str | None], columns: Mapping[str, str], how: Conversion) -> Prompt:
-    """Parse a row with a text or a chat; its numbers of tokens may be missing. Raises `TraceError`."""
+    """Parse a row with a text or a chat; the numbers of tokens may be missing. Raises `TraceError`."""
     row = _Cells(cells, columns)
     made = Prompt(row.at(how.unit), session=row.optional("session_id") or None)
     if row.optional("input_length"):
@@ -243,7 +246,7 @@ def _parse_prompt(cells: Mapping[str, str | None], columns: Mapping[str, str], h
 
 
 def _chat(text: str, column: str) -> tuple[list[object], object]:
-    """The messages and tools in a cell. Raises `TraceError`."""
+    """Parse the messages and tools in a cell. Raises `TraceError`."""
     try:
         chat: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -257,7 +260,10 @@ def _chat(text: str, column: str) -> tuple[list[object], object]:
 
 
 def _requests(rows: Iterable[_Row], block: int) -> Iterator[tuple[float, TraceRequest]]:
-    """Make requests with their times. Each waits for the one before it in its session, if the end of that is known."""
+    """Convert rows to requests with their times.
+
+    Each request depends on the previous one in its session, if the end of that is known.
+    """
     ids = Ids()
     prompts: dict[str, tuple[int, ...]] = {}
     ends: dict[str, tuple[int, float]] = {}

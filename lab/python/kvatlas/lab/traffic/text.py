@@ -1,8 +1,8 @@
-"""Prompts cut into blocks, by tokens if known, else by characters.
+"""Prompts cut into blocks, by tokens if known, otherwise by characters.
 
-Without a tokenizer, the characters of a token are the average of the usage that engines reported, or four without
-reports. All prompts are cut at the same places, so equal beginnings stay equal. Reports that cannot be of the text (it
-was cut, or the tokens are those of several requests) do not count, and are warned of.
+Without a tokenizer, the number of characters in a token is the average according to the usage that engines reported, or
+four without reports. All prompts are cut at the same places, so equal beginnings stay equal. Reports that do not fit
+the text (because it was cut, or the tokens are those of several requests) are left out, with a warning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _APART = 1.25  # between the numbers of tokens that a tokenizer and an engine ma
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Hashes of a chat's messages, which say whether another chat continues it."""
+    """Hashes of a chat's messages, with which to find out if another chat continues it."""
 
     whole: int  # of all messages
     answered: tuple[int, ...]  # of the messages before each answer
@@ -34,7 +34,7 @@ class History:
 
 @dataclass(slots=True)
 class Prompt:
-    """Request whose prompt is not cut into blocks yet."""
+    """Request whose prompt is not yet cut into blocks."""
 
     at: float  # seconds
     text: str = ""
@@ -94,12 +94,15 @@ def cut_prompts(prompts: Sequence[Prompt], block: int) -> Cut:
 
 
 def link_prompts(prompts: Sequence[Prompt], cut: Cut) -> list[tuple[float, TraceRequest]]:
-    """Sort the requests of prompts by time; each waits for the one before it in its session, if that ended in time."""
+    """Sort the requests of prompts by time, and add their dependencies.
+
+    Each depends on the previous request in its session, if that ended before.
+    """
     return link_turns([Turn(each.at, each.end, request) for each, (_, request) in zip(prompts, cut.rows, strict=True)])
 
 
 def _fits(prompt: Prompt) -> bool:
-    """True unless the reported tokens of a prompt cannot be those of its text."""
+    """True unless the reported number of tokens is implausible for the text of a prompt."""
     reported = prompt.reported or 0
     if prompt.tokens is not None:
         known = len(prompt.tokens)
@@ -109,7 +112,7 @@ def _fits(prompt: Prompt) -> bool:
 
 
 def _warnings(told: Sequence[Prompt]) -> list[str]:
-    """The warning about prompts whose reported tokens do not fit; none if all fit."""
+    """Warnings about prompts whose reported numbers of tokens do not fit; empty if all fit."""
     odd = [each for each in told if not _fits(each)]
     if not odd:
         return []
@@ -123,5 +126,5 @@ def _warnings(told: Sequence[Prompt]) -> list[str]:
 
 
 def text_of(value: object) -> str:
-    """A message's content, or another part of a request, as text; equal parts give equal text."""
+    """Convert a message's content, or another part of a request, to text; equal parts give equal text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)

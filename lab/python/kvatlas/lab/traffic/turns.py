@@ -1,8 +1,9 @@
 """Closed loops made from requests with the times of their answers.
 
-A request waits for the one before it in its session, if that had ended. The first one of an agent waits for the request
-that started the agent: the last one of the session above that had ended. The next request there waits for the agent, if
-the agent had ended; an agent that goes on meanwhile runs in the background.
+A request depends on the previous request of its session, if that had ended before. The first request of a sub-agent
+depends on the request that started the sub-agent: the last one of the parent session that had ended. The next request
+of the parent session depends on the end of the sub-agent, if the sub-agent had ended; otherwise it runs in the
+background.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kvatlas.sim.trace import TraceRequest
 
 @dataclass(slots=True)
 class Turn:
-    """Request and the time of its answer. Times in seconds."""
+    """Request and the time of its answer. Times are in seconds."""
 
     at: float
     end: float | None  # None: unknown
@@ -27,9 +28,9 @@ class Turn:
 
 
 def link_turns(turns: Sequence[Turn], longest_pause: float | None = None) -> list[tuple[float, TraceRequest]]:
-    """Sort requests by time, and add the request that each waits for.
+    """Sort requests by time, and add to each the request that it depends on.
 
-    `longest_pause`: maximum pause in seconds. Longer pauses are cut, and the rest of the session moves forward.
+    `longest_pause`: maximum pause in seconds. Longer pauses are cut, and the rest of the session moves forward in time.
     """
     turns = sorted(turns, key=lambda turn: turn.at)
     sessions: dict[str | int, list[int]] = {}

@@ -1,8 +1,8 @@
 """Reader of the text log of a vLLM server that logs requests.
 
-`--enable-log-requests` logs when requests come. Their prompts are in the log at level DEBUG (`VLLM_LOGGING_LEVEL`),
-or in the same line before version 0.11; answers are if `--enable-log-outputs` is given. Times have no year and no
-parts of a second.
+`--enable-log-requests` logs the arrival of requests. Their prompts are in the log at level DEBUG
+(`VLLM_LOGGING_LEVEL`), or, before version 0.11, in the same line; answers are in it with `--enable-log-outputs`. Times
+have no year and no fractions of a second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_log(line: str) -> bool:
 
 
 def read_log(lines: Iterable[str], how: Conversion, *, name: str, where: str) -> Traffic:
-    """Read a log. Raises `TraceError`."""
+    """Read a vLLM log from lines. Raises `TraceError`."""
     bad = BadRows(where, how.skip_bad)
     prompts: dict[str, Prompt] = {}
     arrived: set[str] = set()

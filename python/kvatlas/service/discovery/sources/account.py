@@ -27,13 +27,13 @@ _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
 
 
 class Account:
-    """Address and credentials of the API server, read each time, as the kubelet replaces the files."""
+    """Address and credentials of the API server, read at each use, because the kubelet replaces the files."""
 
     def __init__(self, config: DiscoveryConfig, env: Mapping[str, str] | None = None) -> None:
         """Find the API server.
 
         Raises:
-            ConfigError: Its address is unknown, or the port in the environment is invalid.
+            ConfigError: The address is unknown, or the port in the environment is invalid.
         """
         env = os.environ if env is None else env
         url = config.kubernetes_url
@@ -48,7 +48,7 @@ class Account:
         self.folder = config.kubernetes_account
 
     def namespace(self) -> str:
-        """Namespace that this process runs in.
+        """Namespace in which this process runs.
 
         Raises:
             DiscoveryError: The namespace is unknown.

@@ -28,14 +28,14 @@ _WHY = {
 
 @dataclass(frozen=True)
 class Member:
-    """Engine or stream that a source lists.
+    """An engine or stream that a source lists.
 
     Attributes:
         entry: The engine or stream.
-        life: Value that changes when another engine with an empty cache has taken this one's place and name.
+        life: Value that changes when another engine, with an empty cache, has replaced this one under the same name.
         starts: Value that changes when the engine has been restarted, as far as the source knows.
         state: `ready` if the engine gets new requests, else the reason why not.
-        drained: Whether an operator has drained the engine; None if no operator has said.
+        drained: True if an operator has drained the engine; None if no operator has decided.
     """
 
     entry: Entry
@@ -51,7 +51,7 @@ class Member:
 
 
 def name_of(entry: Entry) -> Name:
-    """Name under which an entry is followed."""
+    """Name by which an entry is identified."""
     return (entry.worker, None) if isinstance(entry, Engine) else (entry.worker, entry.rank)
 
 
@@ -75,7 +75,7 @@ class EngineSource(ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """Follow the list until cancelled, calling `changed` after each change."""
+        """Watch the list until cancelled, calling `changed` after each change."""
 
     def report(self) -> dict[str, Any] | None:
         """Report about the source for the native part; None if its list is always known."""
@@ -83,7 +83,7 @@ class EngineSource(ABC):
 
 
 class RemoteSource(EngineSource):
-    """Source on another machine, which may not answer. Its last known list stays in use then."""
+    """A source on another machine, which may not answer; its last known list then stays in use."""
 
     def __init__(self, shown: str, linger: float) -> None:
         super().__init__(shown)
@@ -125,7 +125,7 @@ class RemoteSource(EngineSource):
             self.changed()
 
     def leave_out(self, key: str, why: DiscoveryError) -> None:
-        """Record why the members under a key are not used."""
+        """Record the reason why the members under a key are not used."""
         if self._left_out.get(key) != why.code:
             self.drop(key)
             self._left_out[key] = why.code
@@ -158,14 +158,14 @@ class RemoteSource(EngineSource):
             self.changed()
 
     def only(self, keys: Iterable[str]) -> None:
-        """Record that the source lists these keys and no others."""
+        """Record that the source lists the given keys and no others."""
         listed = set(keys)
         for key in [*self._known, *self._left_out]:
             if key not in listed:
                 self.unlist(key)
 
     def is_known_now(self) -> None:
-        """Record that the list is known and followed."""
+        """Record that the list is known and being watched."""
         if self._state != "following":
             again = "answers again; " if self._state == "away" else ""
             logger.info("%s: %s%s", self.shown, again, self._counted())
@@ -179,7 +179,7 @@ class RemoteSource(EngineSource):
         self.first.set()
 
     def is_away(self, code: str, reason: str) -> None:
-        """Record that the source does not answer or refuses. Known members stay in use."""
+        """Record that the source does not answer, or refuses. Known members stay in use."""
         self.counts[code] += 1
         if self._problem != (code, reason):
             kept = f"; {self._counted()} stay in use" if self._known else ""

@@ -1,4 +1,4 @@
-"""Deletion costs of pods: a Deployment that is scaled down first ends pods whose caches other pods hold, too."""
+"""Deletion costs of pods: a Deployment that is scaled down first ends pods whose cached blocks other pods hold, too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_POD = "http_404"
 
 
 class SoleTokens(Protocol):
-    """Part of the native service that counts the tokens that only one worker holds."""
+    """Interface of the native service for counting the tokens that only one worker holds."""
 
     def sole_tokens(self) -> str: ...
 

@@ -22,7 +22,7 @@ _POLL = 1.0  # seconds between looks at the file
 
 
 def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
-    """Read the engines and streams in a file's content.
+    """Parse the engines and streams in a file's content.
 
     Raises:
         ConfigError: An entry is unknown or invalid.
@@ -85,7 +85,7 @@ class FileOfEngines(EngineSource):
         """Create the source, and read the file.
 
         Raises:
-            ConfigError: The file cannot be read or is wrong.
+            ConfigError: The file cannot be read or is invalid.
         """
         super().__init__(str(path))
         self._path, self._config = path, config
@@ -143,7 +143,7 @@ class FileOfEngines(EngineSource):
         self.changed()
 
     def _say(self, refused: ConfigError | DiscoveryError | None) -> None:
-        """Log and count once that the file is wrong, or right again."""
+        """Log and count once that the file is invalid, or valid again."""
         if str(refused) != str(self._refused):
             self._refused = refused
             if refused is None:

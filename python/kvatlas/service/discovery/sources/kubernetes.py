@@ -1,4 +1,4 @@
-"""Requests to the Kubernetes API server about objects: lists, and watches of their changes. Answers are bounded."""
+"""Requests to the Kubernetes API server: lists of objects, and watches of their changes, with bounded answers."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from kvatlas.service.replicas import resolve, url_at
 
 
 class EnginesOfName(RemoteSource):
-    """Source of every address of a name, which is resolved again and again.
+    """Source of the engines at all addresses of a host name, which is resolved again and again.
 
     The system's resolver does not report a record's lifetime, so the name is resolved as often as a cluster's records
     change.

@@ -24,11 +24,11 @@ class Objectives(WatchedObjects):
     """
 
     def __init__(self, version: str, pool: PoolName, config: Config, account: Account) -> None:
-        """Make a source. It asks nothing before `run`.
+        """Create a source, without querying the API server yet.
 
         Args:
             version: API group and version of InferenceObjectives.
-            pool: The pool whose objectives count; those of all pools of the namespace if its name is empty.
+            pool: The pool whose objectives count; with an empty name, those of all pools of the namespace.
             config: The configuration.
             account: Address and credentials of the API server.
         """

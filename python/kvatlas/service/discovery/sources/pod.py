@@ -1,4 +1,4 @@
-"""Reader of one pod: the engines in the pod, or the reason why it is left out."""
+"""Reader of one pod: its engines, or the reason why it is left out."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Pod:
         return found
 
     def http_ports(self, usual: int) -> list[int]:
-        """Ports at which the pod's engines answer. `usual`: the port to use if the pod does not say."""
+        """Ports at which the pod's engines answer. `usual`: the port to use if the pod's annotations give none."""
         given = self.annotations.get(ANNOTATION + "port")
         if given is not None:
             return [_parsed("port", PORT, part) for part in str(given).split(",")]
@@ -91,16 +91,16 @@ class Pod:
 
 
 def members_of(pod: Pod, config: Config, *, qualified: bool, target_ports: tuple[int, ...] = ()) -> tuple[Member, ...]:
-    """Engines of a pod, as members of the source.
+    """Find the engines of a pod, as members of the source.
 
     Args:
         pod: The pod.
         config: The configuration.
-        qualified: Whether names include the namespace, as pods of several namespaces are followed.
-        target_ports: The ports at which all pods have engines; if empty, each pod says which.
+        qualified: True if names include the namespace, because pods of several namespaces are used.
+        target_ports: The ports at which all pods have engines; if empty, each pod's annotations give them.
 
     Raises:
-        DiscoveryError: The pod is not used; temporary if that is a normal state.
+        DiscoveryError: The pod is not used; the error is temporary if the pod may be used later.
     """
     if pod.labels.get(_LEADER, "0") != "0":
         raise DiscoveryError("only the leader of its group serves HTTP", "not_leader", temporary=True)

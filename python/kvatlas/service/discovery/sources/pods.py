@@ -21,27 +21,28 @@ _MOST_PODS = 10_000
 
 
 class EnginesOfPods(WatchedObjects):
-    """Source of the pods of a namespace with certain labels.
+    """Source of the pods of a namespace with certain labels, as engines.
 
-    A pod is known by its name; another `uid` under the same name is another life of the engine, whose cache is empty.
+    A pod is identified by its name; another `uid` under the same name is another life of the engine, whose cache is
+    empty.
     """
 
     def __init__(self, shown: str, pods: PodSelection, config: Config, account: Account, *, qualified: bool) -> None:
-        """Create a source, without asking the API server yet.
+        """Create a source, without querying the API server yet.
 
         Args:
             shown: The source's name in messages.
             pods: Selection of the pods.
             config: The configuration.
             account: Address and credentials of the API server.
-            qualified: Whether engines' names include the namespace.
+            qualified: True if engines' names include the namespace.
         """
         super().__init__(shown, config, account)
         self._pods, self._qualified = pods, qualified
         self._costs: dict[str, int | None] = {}  # deletion costs in the pods' annotations
 
     def select(self, pods: PodSelection) -> None:
-        """Replace the selection of pods. Pods in both the old and the new one stay followed without interruption."""
+        """Replace the selection of pods. Pods that are in both selections stay in use without interruption."""
         if pods != self._pods:
             self._pods = pods
             self.select_others()

@@ -22,17 +22,20 @@ _MOST_PORTS = 8
 
 
 class EnginesOfPool(WatchedObjects):
-    """Pods of an InferencePool: an engine at each of the pool's ports. Engines that a change keeps stay followed."""
+    """Source of the pods of an InferencePool: an engine at each of the pool's ports.
+
+    Engines that a change of the pool keeps stay in use.
+    """
 
     def __init__(self, shown: str, pool: PoolName, config: Config, account: Account, *, qualified: bool) -> None:
-        """Create a source, without asking the API server yet.
+        """Create a source, without querying the API server yet.
 
         Args:
             shown: The source's name in messages.
             pool: Name of the pool.
             config: The configuration.
             account: Address and credentials of the API server.
-            qualified: Whether engines' names include the namespace.
+            qualified: True if engines' names include the namespace.
         """
         super().__init__(shown, config, account)
         self._pool = pool
@@ -109,7 +112,7 @@ class EnginesOfPool(WatchedObjects):
         self.first.set()
 
     def _gone(self) -> None:
-        """Keep the engines of a pool that is gone for a while, as it may come back."""
+        """Keep the engines of a deleted pool for a while, because it may come back."""
         self.leave_out(self._pool.name, DiscoveryError("there is no such InferencePool", "no_pool"))
         running, self._running, self._selected = self._running, None, None
         if running is not None:

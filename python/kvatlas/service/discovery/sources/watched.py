@@ -1,4 +1,4 @@
-"""Objects of the Kubernetes API server, which a source lists and then watches."""
+"""Source of objects of the Kubernetes API server, which are listed and then watched."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _END_OF_INITIAL = "k8s.io/initial-events-end"
 
 
 class WatchedObjects(RemoteSource):
-    """Source of objects in a cluster. Subclasses define what the objects mean."""
+    """Source of objects in a cluster. Subclasses interpret the objects."""
 
     def __init__(self, shown: str, config: Config, account: Account) -> None:
-        """Create a source, without asking the API server yet.
+        """Create a source, without querying the API server yet.
 
         Args:
             shown: The source's name in messages.
@@ -54,7 +54,7 @@ class WatchedObjects(RemoteSource):
 
     @abstractmethod
     def objects(self) -> ObjectSelection:
-        """Selection of the objects to follow now.
+        """Selection of the objects to watch now.
 
         Raises:
             DiscoveryError: The selection is unknown.
@@ -73,7 +73,7 @@ class WatchedObjects(RemoteSource):
         self.only(names)
 
     def select_others(self) -> None:
-        """Follow the objects that `objects` selects now; known ones stay in use until the new list is complete."""
+        """Watch the objects that `objects` selects now; known ones stay in use until the new list is complete."""
         self._others.set()
 
     async def run(self) -> None:
@@ -103,7 +103,7 @@ class WatchedObjects(RemoteSource):
             pause = min(2 * pause, _PAUSE if _now() - away < _RETURN else _LONGEST_PAUSE)
 
     async def _follow(self) -> None:
-        """Follow the objects until the watch ends, or the selection changes."""
+        """Watch the objects until the watch ends, or the selection changes."""
         if self._others.is_set():
             self._others.clear()
             self._version = None

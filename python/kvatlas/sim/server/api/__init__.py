@@ -1,4 +1,4 @@
-"""HTTP routes of a served engine: OpenAI's, the engine's own discovery, and `/sim/` to control the simulation."""
+"""HTTP routes of a simulated engine: OpenAI's, discovery, and `/sim/` to control the simulation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["make_app"]
 
 
 def make_app(engine: ServedEngine) -> web.Application:
-    """Create the web application with all routes of `engine`."""
+    """Create the web application with all HTTP routes of `engine`."""
     mishaps = Mishaps(engine)
 
     @web.middleware

@@ -1,4 +1,4 @@
-"""Readers of request bodies, and error answers in OpenAI's form."""
+"""Readers of request bodies, and error answers in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def error_response(status: int, message: str, kind: str, param: str | None = None) -> web.Response:
-    """Error answer in the form that OpenAI's clients expect."""
+    """Error answer in the format that OpenAI's clients expect."""
     return web.json_response(
         {"error": {"message": message, "type": kind, "param": param, "code": status}}, status=status
     )
 
 
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer `request` by `handler`, with errors turned into error answers."""
+    """Answer `request` by `handler`, with exceptions turned into error answers."""
     try:
         return await handler(request)
     except RequestRefusedError as error:
@@ -40,7 +40,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def read_object(request: web.Request) -> dict[str, object]:
-    """Read a request's body, which must be a JSON object; an empty object without a body."""
+    """Read the body of a request, which must be a JSON object; an empty object if there is no body."""
     data = await request.read()
     if not data.strip():
         return {}

@@ -1,4 +1,4 @@
-"""Routes below `/sim/`: the truth about an engine, and its faults. Answered even while the engine hangs."""
+"""Routes below `/sim/`: the true state of an engine, and its faults. Answered even while the engine hangs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class _Control:
         )
 
     async def match(self, request: web.Request) -> web.Response:
-        """Answer how many blocks of one prompt, or of each of several `queries`, a rank holds at one moment."""
+        """Return the number of blocks of a prompt that a rank holds.
+
+        With several `queries`, all are answered at one moment.
+        """
         body = await read_object(request)
         if "queries" not in body:
             return web.json_response(asdict(self._match(body)))
@@ -71,7 +74,7 @@ class _Control:
         return web.json_response(asdict(self.engine.faults))
 
     async def set_faults(self, request: web.Request) -> web.Response:
-        """Change the faults named by the request's body; others stay as they are."""
+        """Change the faults named in the request's body; other faults stay as they are."""
         self.engine.set_faults(self.engine.faults.changed(await read_object(request)))
         return web.json_response(asdict(self.engine.faults))
 
@@ -92,9 +95,10 @@ class _Control:
         return web.json_response({"paused": self.engine.clock.stopped})
 
     async def reset(self, request: web.Request) -> web.Response:
-        """Clear the cache. `with_next`: announce the reset only together with the next events.
+        """Clear the cache of the engine, at a client's request.
 
-        `with_host`: clear host memory too, which is not announced.
+        Field `with_next` of the body: announce the reset only together with the next events. `with_host`: clear host
+        memory too, which is not announced.
         """
         body = await read_object(request)
         only(body, ("with_next", "with_host"))
@@ -102,7 +106,7 @@ class _Control:
         return web.json_response({"reset": done}, status=200 if done else 409)
 
     async def model(self, request: web.Request) -> web.Response:
-        """Change the served model's name, and restart with an empty cache."""
+        """Change the name of the served model, and restart with an empty cache."""
         body = await read_object(request)
         only(body, ("model",))
         name = text(body, "model")

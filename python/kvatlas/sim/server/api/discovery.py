@@ -1,4 +1,4 @@
-"""Discovery and metrics of simulated engines: the addresses of their events, and their load."""
+"""Discovery and metrics of simulated engines: the addresses of their event streams, and their load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HWM = 100_000
 
 
 def routes(engine: ServedEngine) -> list[web.RouteDef]:
-    """Routes of health, discovery, metrics and reset, as the engine that `engine` imitates has them."""
+    """Routes of health, discovery, metrics and reset, as in the engine that `engine` imitates."""
     answers = _Discovery(engine)
     common = [
         web.get("/health", answers.health),
@@ -136,7 +136,7 @@ class _Discovery:
         )
 
     async def settings(self, _request: web.Request) -> web.Response:
-        """Settings of offloading, in the form in which vLLM answers `/server_info` in development mode."""
+        """Return the offloading settings as vLLM does in its answer to `/server_info` in development mode."""
         transfer: dict[str, object] | None = None
         if self.engine.ranks[0].core.offload is not None:
             transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}

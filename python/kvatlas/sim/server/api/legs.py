@@ -1,8 +1,9 @@
-"""Legs of a request whose prompt one engine computes and another one answers, in the engines' request formats.
+"""Legs of a request: one engine computes the prompt (prefill), another one generates the answer (decode).
 
-vLLM: the prefill engine gets `kv_transfer_params` with `do_remote_decode`, and its answer has those with which the
-decode engine is to be asked (`do_remote_prefill`, where the blocks are). SGLang: both get `bootstrap_host`,
-`bootstrap_port` and `bootstrap_room` at once; which half is meant follows from the engine's mode.
+The requests have the engines' formats. vLLM: the request to the prefill engine has `kv_transfer_params` with
+`do_remote_decode`; its answer has the `kv_transfer_params` for the request to the decode engine (`do_remote_prefill`,
+and where the blocks are). SGLang: both engines get `bootstrap_host`, `bootstrap_port` and `bootstrap_room` at once;
+which half is meant follows from the engine's mode.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ class Leg:
     """Leg of a request: the part of the work, prefill or decode, that this engine does.
 
     Attributes:
-        gives: Whether this engine computes the prompt for another engine.
-        name: Name of the prompt; None if this engine chooses the name.
+        gives: True if this engine computes the prompt for another engine.
+        name: Name under which the prompt is fetched; None if this engine chooses it.
         host: Host from which to fetch the prompt, if another engine computes it.
-        port: Port at that host.
+        port: Port of `host`.
     """
 
     gives: bool
@@ -43,13 +44,13 @@ class Leg:
 
 
 class Legs:
-    """Parser of the legs that an engine is asked for, with their handovers to or from other engines."""
+    """Parser of the legs (prefill or decode) in an engine's requests, with transfers between engines."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
 
     def read(self, body: dict[str, object]) -> Leg | None:
-        """Parse the leg that a request asks for; None if the engine is to do the whole request.
+        """Parse the leg (prefill or decode) that a request asks for; None if this engine does the whole request.
 
         Raises:
             RequestRefusedError: The parameters are invalid, or not for this engine's role.
@@ -93,9 +94,9 @@ class Legs:
 
     @contextmanager
     def giving(self, leg: Leg, live: ServedRequest) -> Iterator[Callable[[], dict[str, object]]]:
-        """Context in which a prompt is computed for another engine.
+        """Context manager in which a prompt is computed for another engine.
 
-        Call the yielded function for the answer's parameters.
+        The yielded function returns the parameters of the answer.
         """
         engine = self._engine
         name = engine.handover.begin(live.prompt_tokens, leg.name)
@@ -131,7 +132,8 @@ class Legs:
         """Wait until the engine that computes a prompt has it ready to be fetched.
 
         Raises:
-            SimulatedEngineError: The prompt is missing there, or has another number of tokens ("handover_failed").
+            SimulatedEngineError: The engine does not have the prompt, or the number of its tokens differs
+                ("handover_failed").
         """
         host = f"[{leg.host}]" if ":" in leg.host else leg.host
         url = f"http://{host}:{leg.port}/sim/handover/{leg.name}"

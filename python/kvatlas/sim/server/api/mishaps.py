@@ -1,4 +1,4 @@
-"""Injected faults of an answer: refused, never sent, cut short, not HTTP, slow, or early."""
+"""Injected faults of an HTTP answer: refused, never sent, cut short, not HTTP, slow, or early."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from kvatlas.sim.server.faults import MISHAPS
 _GARBAGE = b"\x15\x03\x01\x00\x02\x02\x16 what is this\r\n\r\n"
 _PIECE = 64  # bytes of a slow answer at a time
 CUT = "cut"
-"""Key of a request's mapping: number of events after which the streamed answer is cut."""
+"""Key in a request's mapping: number of events after which the streamed answer is cut."""
 SLOW = "slow"
-"""Key of a request's mapping: seconds between the events of the streamed answer."""
+"""Key in a request's mapping: seconds between two events of the streamed answer."""
 EARLY = "early"
-"""Key of a request's mapping: whether the streamed answer begins before the prompt is computed."""
+"""Key in a request's mapping: True if the streamed answer begins before the prompt is computed."""
 
 
 def concerns(request: web.Request) -> bool:
-    """True if a request is for a model's answer, the only kind with injected faults."""
+    """True if a request asks for a model's answer; only answers of this kind have injected faults."""
     return request.method == "POST" and request.path.startswith("/v1/")
 
 
 class Mishaps:
-    """Injector of faults into the answers of an engine, drawn at random for each."""
+    """Injector of faults, drawn at random, into the HTTP answers of an engine."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
         self._random = random.Random(f"{engine.config.seed}/{engine.config.name}/http")
 
     async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request by `handler`, unless a fault is drawn: then with that fault."""
+        """Answer a request by `handler`, with a fault if one is drawn for it."""
         name = self._draw()
         if name is None:
             return await handler(request)
@@ -76,7 +76,7 @@ class Mishaps:
         return None
 
     async def _whole(self, request: web.Request, response: web.Response) -> web.StreamResponse:
-        """Send an answer that is not streamed in pieces: slowly, or only half of it."""
+        """Send a whole (not streamed) answer with a fault: in pieces, slowly, or only half of it."""
         body = response.body if isinstance(response.body, bytes) else b""
         sent = web.StreamResponse(status=response.status, headers={"Content-Type": "application/json"})
         sent.content_length = len(body)
@@ -94,7 +94,7 @@ class Mishaps:
 def _cut(
     request: web.Request, response: web.StreamResponse | None = None, *, abort: bool = False
 ) -> web.StreamResponse:
-    """Close a connection. Written bytes may still be sent, unless `abort`."""
+    """Close the connection of a request. Bytes already written may still be sent, unless `abort`."""
     if (transport := request.transport) is not None:
         if abort:
             transport.abort()
@@ -104,5 +104,5 @@ def _cut(
 
 
 def cut(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Close a connection in the middle of a streamed answer."""
+    """Close the connection of a request in the middle of a streamed answer."""
     return _cut(request, response)

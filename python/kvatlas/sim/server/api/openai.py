@@ -1,4 +1,4 @@
-"""OpenAI's completions and chat routes, answered with letters of the toy tokenizer in simulated time."""
+"""OpenAI's completions and chat routes, answered in simulated time with letters of a toy tokenizer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def routes(engine: ServedEngine) -> list[web.RouteDef]:
 
 @dataclass(frozen=True, slots=True)
 class _CompletionRequest:
-    """Request for a completion or a chat answer, parsed and checked."""
+    """Parsed and checked request for a completion or a chat answer."""
 
     chat: bool
     model: str
@@ -104,7 +104,7 @@ class _OpenAI:
         return _conversation(body, leaves_out_billing=self.config.dialect == "vllm")
 
     def _rendered(self, body: dict[str, object], prompt: list[int], kind: str) -> dict[str, object]:
-        """Answer of vLLM's render routes: the token ids of a prompt. `kind`: prefix of the request's id."""
+        """Answer of vLLM's render routes, with the token ids of a prompt. `kind`: prefix of the request's id."""
         model = text(body, "model") or self.engine.model
         name = f"{kind}-{uuid.uuid4().hex}"
         return {"request_id": name, "model": model, "token_ids": prompt, "features": None, "sampling_params": {}}
@@ -286,7 +286,10 @@ async def _stream(
 async def _chunks(
     asked: _CompletionRequest, output: AsyncIterator[list[int]], *, early: bool
 ) -> AsyncIterator[dict[str, object]]:
-    """Choices of the streamed chunks. A chat's role comes with the first token, or if `early` before."""
+    """Choices (OpenAI's field) of the chunks of a streamed answer.
+
+    The role of a chat's answer comes with the first token, or earlier if `early`.
+    """
     role: dict[str, object] = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     if asked.chat and early:
         yield {"index": 0, **role}
@@ -321,7 +324,7 @@ def _usage(live: ServedRequest) -> dict[str, object]:
 
 
 def _prompt(value: object) -> list[int]:
-    """Parse a prompt, as token ids: a string, a list of token ids, or a list of one of these."""
+    """Parse a prompt to token ids. It is a string, a list of token ids, or a list with one of these."""
     if value is None:
         raise RequestRefusedError("prompt is missing", param="prompt")
     if isinstance(value, list) and value and isinstance(value[0], str | list):
@@ -338,7 +341,10 @@ def _listed(value: object) -> list[object]:
 
 
 def _system_prompt(system: object) -> list[object]:
-    """System message that vLLM makes of a Messages system prompt, without billing lines; empty list without text."""
+    """System message that vLLM makes from a Messages API system prompt, without billing lines.
+
+    Returns an empty list if there is no text.
+    """
     blocks = [system] if isinstance(system, str) else [_text_of(block) for block in _listed(system)]
     text = "".join(block for block in blocks if not block.startswith(_BILLING))
     return [{"role": "system", "content": text}] if text else []
@@ -368,7 +374,7 @@ def _conversation(body: dict[str, object], *, leaves_out_billing: bool) -> list[
 
 
 def _content(value: object, where: str) -> str:
-    """Text of a message, given as a string or a list of text parts. `where`: the field's name for errors."""
+    """Text of a message whose content is a string or a list of text parts. `where`: name of the field, for errors."""
     if value is None:
         return ""
     if isinstance(value, str):

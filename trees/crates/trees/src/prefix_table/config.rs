@@ -1,39 +1,41 @@
-//! Limits and times of a table, from arguments or from AIBrix's environment variables, and the errors of what is not
-//! allowed.
+//! Settings of a prefix table (limits and times), from arguments or from AIBrix's environment variables, and errors for
+//! invalid settings.
 
 use std::time::Duration;
 
-/// The variable for [`Config::max_contexts`].
+/// Environment variable for [`Config::max_contexts`].
 pub const MAX_CONTEXTS: &str = "AIBRIX_SYNC_MAX_CONTEXTS";
-/// The variable for [`Config::max_prefixes_per_context`].
+/// Environment variable for [`Config::max_prefixes_per_context`].
 pub const MAX_PREFIXES: &str = "AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT";
-/// The variable for [`Config::eviction_interval`].
+/// Environment variable for [`Config::eviction_interval`], in seconds.
 pub const INTERVAL: &str = "AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS";
-/// The variable for [`Config::eviction_duration`].
+/// Environment variable for [`Config::eviction_duration`], in minutes.
 pub const DURATION: &str = "AIBRIX_SYNC_EVICTION_DURATION_MINUTES";
-/// The variable for [`Config::block_size`].
+/// Environment variable for [`Config::block_size`], in bytes.
 pub const BLOCK_SIZE: &str = "AIBRIX_PREFIX_CACHE_BLOCK_SIZE";
 
-/// The largest value of a setting that is a number.
+/// Largest valid value of a setting that is a count.
 const MOST: u64 = 1 << 31;
-/// The largest value of a setting that is a time: a year.
+/// Largest valid value of a setting that is a time, in seconds: a year.
 const MOST_SECONDS: u64 = 366 * 24 * 60 * 60;
 
-/// The settings of a table: its limits, its times, and the seed and block size of its prefix hashes.
+/// Settings of a prefix table: limits, times, and the seed and block size of its prefix hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// Most contexts, at least 1. Beyond, the least recently used one is evicted.
+    /// Maximum number of contexts (one for each model and LoRA adapter), at least 1. Beyond it, the least recently used
+    /// context is evicted.
     pub max_contexts: usize,
-    /// Most prefixes in a context, at least 1. Beyond, the least recently used ones are evicted, the deepest first.
+    /// Maximum number of prefixes in a context, at least 1. Beyond it, the least recently used prefixes are evicted, of
+    /// equally old ones the deepest first.
     pub max_prefixes_per_context: usize,
     /// Interval at which the background thread evicts expired prefixes.
     pub eviction_interval: Duration,
-    /// Time after which a prefix or a context expires if it is not stored, added or matched.
+    /// Time after which a prefix expires if it is not stored, added or matched; the same holds for a context.
     pub eviction_duration: Duration,
-    /// Bytes of tokens in a block, at least 1.
+    /// Number of bytes of tokens in a block, at least 1; a token has 4 bytes.
     pub block_size: usize,
-    /// The seed of the prefix hashes; random if `None`.
+    /// Seed of the prefix hashes; `None` for a random seed.
     pub seed: Option<u64>,
 }
 
@@ -51,7 +53,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults, overridden by environment variables.
+    /// Default settings, overridden by environment variables.
     ///
     /// # Errors
     ///
@@ -60,7 +62,8 @@ impl Config {
         Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// The same as [`Self::from_env`] with any source of variables.
+    /// Default settings, overridden by variables from any source, such as the environment ([`Self::from_env`]). `get`:
+    /// returns a variable's value.
     pub(crate) fn from_variables(get: impl Fn(&'static str) -> Option<String>) -> Result<Self, Error> {
         let mut config = Self::default();
         let number = |name, most| match get(name) {
@@ -87,7 +90,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks the settings; an error names an invalid one.
+    /// Checks the settings. The error names an invalid one.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let number = |name, value: usize| {
             let good = (1..=MOST).contains(&(value as u64));
@@ -111,21 +114,21 @@ impl Config {
     }
 }
 
-/// The reason why a call was refused. A refused call has changed nothing.
+/// Reason why a call on the prefix table was refused. A refused call has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A setting is invalid.
     #[error("{name} must be a whole number from 1 to {most}, got {got}")]
     Setting {
-        /// The argument or the environment variable.
+        /// Name of the argument or the environment variable.
         name: &'static str,
         /// The largest valid value.
         most: u64,
         /// The given value.
         got: String,
     },
-    /// The two lists of a stored event have different lengths.
+    /// A store event has a different number of block hashes than of blocks with tokens.
     #[error(
         "{block_hashes} block hashes but tokens of {blocks} blocks: an event needs the tokens of each block it names"
     )]
@@ -135,23 +138,23 @@ pub enum Error {
         /// Number of blocks with tokens.
         blocks: usize,
     },
-    /// The tokens of an engine's block are not whole blocks of this table.
+    /// The tokens of an engine's block are not a whole number of the table's blocks.
     #[error(
         "block {block} of the event has {bytes} bytes of tokens, and the blocks of this table have {block_size}: an engine's \
          block must be a multiple; set block_size (AIBRIX_PREFIX_CACHE_BLOCK_SIZE) to 4 times the tokens in its blocks"
     )]
     BlockBytes {
-        /// The block's number in the event.
+        /// Index of the block in the event.
         block: usize,
         /// Number of bytes of the block's tokens.
         bytes: usize,
-        /// Bytes in a block of this table.
+        /// Number of bytes in a block of the table.
         block_size: usize,
     },
-    /// The background thread could not be started.
+    /// The background thread that evicts expired prefixes could not be started.
     #[error("the thread that evicts could not be started: {why}")]
     Thread {
-        /// The system's message.
+        /// Error message of the operating system.
         why: String,
     },
 }

@@ -1,8 +1,10 @@
-//! The prefixes of one context, the pods that hold them, and the names by which the pods' engines announced them.
+//! A context of the prefix table (a model with an adapter): its prefixes, the pods that hold them, and the block hashes
+//! (names) by which the pods' engines announced them.
 //!
-//! The state is a relation of pod, engine name and prefix, a number of copies for each pod and name, and the prefixes that
-//! the router added by itself. A pod holds a prefix while any of these connects the two. An announcement of one pod changes
-//! the relation of that pod alone (`context_change.rs`).
+//! The state is a relation of pod, engine name and prefix, a number of copies for each pod and name, and the prefixes
+//! that the router added by itself. A pod holds a prefix while the prefix is announced under one of the pod's block
+//! hashes, or added by the router. An announcement of one pod changes the relation of that pod alone
+//! (`context_change.rs`).
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -18,7 +20,8 @@ pub(crate) struct Context {
     pub(super) entries: Entries,
     pub(super) sets: Sets,
     pub(super) pods: Pods,
-    /// Number of announcements of a name by a pod beyond the first, if there were any.
+    /// Number of further announcements of a block hash by a pod after the first, by pod and block hash; missing if
+    /// there was none.
     pub(super) copies: HashMap<(u32, u64), u32>,
 }
 
@@ -46,7 +49,8 @@ impl Context {
         self.entries.bytes() + self.sets.bytes() + self.pods.bytes() + self.copies.allocation_size()
     }
 
-    /// The entries that a name means to a pod.
+    /// Entries (prefixes with their holders) that a pod announced under the block hash `name`. There are several if the
+    /// engine's blocks are larger than the table's.
     pub(super) fn meant(&self, pod: u32, name: u64) -> FewNumbers {
         let all = &self.entries.all;
         let named = self.entries.named(name);
@@ -59,7 +63,7 @@ impl Context {
         meant
     }
 
-    /// The last of the entries that a name means to a pod.
+    /// Last of the entries (prefixes) that a pod announced under the block hash `name`.
     pub(super) fn end_of(&self, pod: u32, name: u64) -> Option<u32> {
         let ends = |&at: &u32| {
             let entry = &self.entries.all[at as usize];
@@ -72,7 +76,8 @@ impl Context {
         self.entries.named(name).find(ends).or_else(other)
     }
 
-    /// Removes a pod from one of the other names of an entry, or from all. Returns true if the pod still uses any.
+    /// Removes a pod from the extra block hashes of an entry: from one, or from all if `name` is `None`. Returns true
+    /// if the pod still uses another extra block hash of the entry.
     pub(super) fn forget_other(&mut self, at: u32, pod: u32, name: Option<u64>) -> bool {
         let mut other = self.entries.all[at as usize].others;
         let mut uses = false;
@@ -101,7 +106,8 @@ impl Context {
         self.entries.all[at as usize].pods = self.sets.change(set, pod, ways, &mut self.pods);
     }
 
-    /// Sets the ways in which a pod holds an entry; an entry without holders is removed.
+    /// Sets the ways in which a pod holds an entry: announced by its main or an extra block hash, or added by the
+    /// router. An entry without holders is removed.
     pub(super) fn set_ways(&mut self, at: u32, pod: u32, ways: u32) {
         let set = self.sets.change(self.entries.all[at as usize].pods, pod, ways, &mut self.pods);
         self.entries.all[at as usize].pods = set;
@@ -124,14 +130,15 @@ impl Context {
         }
     }
 
-    /// Numbers of different sets of pods, and of pods.
+    /// Number of different sets of pods, and number of pods.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.sets.len(), self.pods.len())
     }
 }
 
 impl Context {
-    /// Number of leading prefixes held by each pod in `ready` (any pod if `None`), for pods that hold at least one.
+    /// Number of leading prefixes that each pod holds, for pods that hold at least one. `ready`: names of the pods to
+    /// consider; `None` for all.
     pub(crate) fn find(&self, prefixes: &[u64], ready: Option<&[&str]>, now: u32) -> Vec<(Arc<str>, usize)> {
         let mut alive: FewNumbers = SmallVec::new();
         if let Some(ready) = ready {
@@ -174,13 +181,13 @@ impl Context {
 }
 
 impl Context {
-    /// The prefixes last stored, added or matched before `since`, for [`Self::evict`].
+    /// Prefixes last stored, added or matched before the time `since`, to be passed to [`Self::evict`].
     pub(crate) fn older(&self, since: u32) -> Vec<u64> {
         let old = self.entries.all.iter().filter(|entry| entry.pods != EMPTY && entry.seen() < since);
         old.map(|entry| entry.prefix).collect()
     }
 
-    /// Evicts those of the prefixes that still exist and have not been used since.
+    /// Evicts the given prefixes that still exist and were not used after the time `since`. Returns their number.
     pub(crate) fn evict(&mut self, prefixes: &[u64], since: u32) -> usize {
         let mut evicted = 0;
         for &prefix in prefixes {
@@ -195,7 +202,7 @@ impl Context {
         evicted
     }
 
-    /// Evicts entries beyond the limit: the longest unused first, among those used at the same time the deepest.
+    /// Evicts entries (prefixes) beyond the limit: the longest unused first, of equally old ones the deepest.
     ///
     /// Choosing them is a pass over all entries, so an eighth of the limit is evicted at once: O(1) per added entry.
     pub(super) fn enforce(&mut self, most: usize) -> usize {
@@ -252,7 +259,7 @@ mod tests {
     use crate::prefix_table::sets::{EMPTY, NAMED, OTHER};
 
     impl Context {
-        /// Panics unless every stored count equals a recount.
+        /// Checks all stored counts by a recount, for tests; panics if one differs.
         pub(crate) fn recount(&self) {
             let live = |set: u32| set != EMPTY;
             let mut references = vec![0; self.sets.references().len()];

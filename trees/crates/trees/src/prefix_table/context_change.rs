@@ -1,10 +1,11 @@
-//! Changes of a context: events of engines, and prompts sent by the router.
+//! Changes of a context of the prefix table: events of engines, and prompts sent by the router.
 
 use super::context::Context;
 use crate::prefix_table::hash;
 use crate::prefix_table::sets::{ADDED, EMPTY, NAMED, OTHER, Watch};
 
-/// The seed and the block size that name prefixes, and the limit on their number.
+/// Settings that a change of a context needs: seed and block size of the prefix hashes, and the maximum number of
+/// prefixes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) seed: u64,
@@ -13,22 +14,23 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Number of table blocks in an engine's block, whose size is any multiple of the table's.
+    /// Number of the table's blocks in an engine's block, whose size is a multiple of the table's. `bytes`: tokens of
+    /// the engine's block.
     fn blocks(&self, bytes: &[u8]) -> usize {
         if bytes.len() == self.block_size { 1 } else { bytes.len() / self.block_size }
     }
 }
 
-/// The outcome of a stored event.
+/// Outcome of applying a store event.
 pub(crate) enum StoreOutcome {
-    /// The number of engine blocks that are known now, and of prefixes evicted for them.
+    /// Number of the event's blocks that are known now, and number of prefixes evicted for them.
     Blocks { blocks: usize, evicted: usize },
-    /// The pod does not hold the parent.
+    /// The pod does not hold the event's parent, so nothing was changed.
     UnknownParent,
 }
 
 impl Context {
-    /// Records that a pod announced blocks: the first follows `parent`, and each other the one before it.
+    /// Records that a pod announced consecutive blocks, the first of them after the block `parent`.
     pub(crate) fn store(
         &mut self,
         pod: &str,
@@ -91,8 +93,8 @@ impl Context {
         StoreOutcome::Blocks { blocks, evicted: self.enforce(rules.max_prefixes) }
     }
 
-    /// Records an announced name of a prefix if neither exists yet, which is the usual case: one look-up in each table,
-    /// and one write. Returns false in any other case, without a change.
+    /// Records an announced block hash of a prefix if neither is known yet, which is the usual case: one lookup in each
+    /// hash table, and one write. Returns false in any other case, without a change.
     #[inline]
     fn announce_new(&mut self, pod: u32, name: u64, prefix: u64, depth: u32, now: u32) -> bool {
         if self.entries.other_names() > 0 {
@@ -104,7 +106,7 @@ impl Context {
         true
     }
 
-    /// Records that a name means these prefixes to a pod from now on.
+    /// Records that a block hash stands for the given prefixes at a pod from now on.
     fn announce(&mut self, pod: u32, name: u64, prefixes: &[u64], depth: u32, now: u32) {
         let current = self.meant(pod, name);
         if !current.is_empty() {
@@ -145,8 +147,8 @@ impl Context {
         }
     }
 
-    /// Records that a pod's engine evicted blocks, one copy of each. Returns the number of names that the pod did not
-    /// hold.
+    /// Records that a pod's engine evicted blocks, one copy of each. Returns the number of block hashes that the pod
+    /// did not hold.
     pub(crate) fn remove(&mut self, pod: &str, names: &[u64]) -> usize {
         let Some(pod) = self.pods.find(pod) else { return names.len() };
         // The pod's number must not be reused before the end.
@@ -167,8 +169,9 @@ impl Context {
         unknown
     }
 
-    /// Removes the meaning of a pod's name, and unless `replaced` the router's additions there as well, since the
-    /// engine's event is more reliable. Returns true if the name had a meaning.
+    /// Removes the prefixes that a pod announced under a block hash. Unless `replaced`, the router's additions of these
+    /// prefixes for the pod are removed as well, since the engine's event is more reliable. Returns true if there were
+    /// any.
     fn forget(&mut self, pod: u32, name: u64, replaced: bool) -> bool {
         let meant = self.meant(pod, name);
         for &at in &meant {
@@ -189,7 +192,8 @@ impl Context {
         !meant.is_empty()
     }
 
-    /// Records that the router sent these prefixes to a pod, which is expected to hold them.
+    /// Records that the router sent a prompt with the given prefixes to a pod, which is expected to hold them. Returns
+    /// the number of prefixes evicted for them.
     pub(crate) fn add(&mut self, pod: &str, prefixes: &[u64], max_prefixes: usize, now: u32) -> usize {
         let pod = self.pods.hold(pod);
         for (depth, &prefix) in prefixes.iter().take(max_prefixes).enumerate() {
@@ -200,7 +204,7 @@ impl Context {
         self.enforce(max_prefixes)
     }
 
-    /// Removes a pod with all its names and copies. O(prefixes).
+    /// Removes a pod with all its block hashes and copies. O(prefixes).
     pub(crate) fn remove_pod(&mut self, pod: &str) -> usize {
         let Some(pod) = self.pods.find(pod) else { return 0 };
         self.pods.joined(pod);

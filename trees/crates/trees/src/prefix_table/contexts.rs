@@ -1,7 +1,8 @@
-//! The contexts of a table, their locks, and the background thread that evicts expired prefixes from them.
+//! Contexts of a prefix table (one for each model and LoRA adapter), their locks, and the background thread that evicts
+//! expired prefixes from them.
 //!
-//! The thread has only a weak reference to the contexts and waits on a signal of its own, so it keeps nothing alive and
-//! ends at once when it is stopped or the table is dropped.
+//! The thread has only a weak reference to the contexts and waits on a separate signal, so it keeps nothing alive and
+//! ends at once when stopped or when the table is dropped.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -14,15 +15,15 @@ use super::config::{Config, Error};
 use super::context::Context;
 use super::context_change::Rules;
 
-/// Unit of stored times: a tenth of a second, enough for 13 years from the table's creation.
+/// Unit of stored times: a tenth of a second. Stored times suffice for 13 years from the table's creation.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A model and a LoRA adapter, -1 for none.
+/// Key of a context: a model and a LoRA adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ModelContext {
     /// The model's name.
     pub model: Box<str>,
-    /// The adapter's number.
+    /// Number of the LoRA adapter, -1 for none.
     pub lora_id: i64,
 }
 
@@ -69,7 +70,8 @@ impl SharedContext {
         self.context.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks the context as used now. Writes only a changed time: all look-ups of a model come here.
+    /// Records that the context is used at the time `now`. Writes only a changed time, since every lookup of the model
+    /// calls this.
     pub(super) fn use_now(&self, now: u32) {
         if self.used.load(Ordering::Relaxed) != now {
             self.used.store(now, Ordering::Relaxed);
@@ -79,22 +81,23 @@ impl SharedContext {
 
 pub(super) type Contexts = HashMap<ModelContext, SharedContext>;
 
-/// A table without its background thread.
+/// A prefix table without its background thread.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) config: Config,
     pub(super) seed: u64,
     pub(super) start: Instant,
-    /// Ticks added to the time by a test.
+    /// Time by which a test has advanced the clock, in tenths of a second.
     #[cfg(test)]
     pub(super) later: AtomicU32,
-    /// The contexts. Each use of a context holds the read lock, so that no context is removed while it is written to.
+    /// Contexts by model and adapter. Every use of a context holds the read lock, so that no context is removed while
+    /// it is changed.
     pub(super) contexts: RwLock<Contexts>,
     pub(super) counters: Counters,
 }
 
 impl Inner {
-    /// A table without contexts.
+    /// Creates a table without contexts.
     pub(super) fn new(config: Config, seed: u64) -> Self {
         Self {
             seed,
@@ -122,7 +125,8 @@ impl Inner {
         self.contexts.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a context, a new one if `create`; `None` if there is none.
+    /// Changes a context by a function, and returns its result. A missing context is created if `create`; else the
+    /// result is `None`.
     pub(super) fn write<T>(
         &self,
         model: &str,
@@ -149,7 +153,8 @@ impl Inner {
         }
     }
 
-    /// Creates a context, and evicts the least recently used one if there are too many. O(contexts).
+    /// Creates a context, and evicts the least recently used context if there are too many; returns the evicted one.
+    /// O(contexts).
     fn create(&self, key: &Key<'_>, now: u32) -> Option<(ModelContext, SharedContext)> {
         let mut contexts = self.exclusive();
         if contexts.contains_key(key) {
@@ -167,7 +172,7 @@ impl Inner {
         gone
     }
 
-    /// Removes empty contexts.
+    /// Removes contexts without prefixes.
     pub(super) fn drop_empty(&self) {
         let mut contexts = self.exclusive();
         contexts.retain(|_, shared| shared.context.get_mut().unwrap_or_else(PoisonError::into_inner).len() > 0);
@@ -209,7 +214,8 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Calls a function on `target` at intervals, until the target is dropped or [`Self::stop`] is called.
+    /// Starts a thread that calls a function on `target` at intervals, until the target is dropped or [`Self::stop`] is
+    /// called.
     pub(super) fn start<T: Send + Sync + 'static>(
         target: Weak<T>,
         interval: Duration,
@@ -233,7 +239,7 @@ impl Worker {
         Ok(Self { signal, thread: Mutex::new(Some((thread, std::process::id()))) })
     }
 
-    /// Stops the thread and waits for its end. Stopping again has no effect.
+    /// Stops the thread and waits for its end. Further calls do nothing.
     pub(super) fn stop(&self) {
         *self.signal.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.signal.1.notify_all();

@@ -1,8 +1,8 @@
-//! The prefixes of one context, 32 bytes each, and two tables of 7 to 13 bytes per prefix that index them (`lines.rs`).
+//! Prefixes of a context, 32 bytes each, and two hash tables of 7 to 13 bytes per prefix that index them (`lines.rs`).
 //!
-//! An entry is one prefix hash with its holders. The first of the engines' names of a block is stored in the entry, and
-//! shared by all engines that use it. Other names of the same prefix, for example from engines with other hash seeds,
-//! are stored separately, 24 bytes each (`ExtraName`).
+//! An entry is a prefix hash with the pods that hold the prefix. The first block hash by which engines announce the
+//! prefix is stored in the entry, and shared by all engines that use it. Other block hashes of the same prefix, for
+//! example from engines with other hash seeds, are stored separately, 24 bytes each (`ExtraName`).
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,9 +14,9 @@ use super::hash::mix;
 use super::lines::Lines;
 use super::sets::EMPTY;
 
-/// The index that stands for no other name.
+/// Index that stands for the end of the list of extra block hashes.
 pub(super) const NONE: u32 = u32::MAX;
-/// Limit of stored depths; deeper entries count as just below it.
+/// Limit of stored depths, in blocks; greater depths are stored as one less than the limit.
 const DEPTHS: u32 = 1 << 30;
 const HAS_NAME: u32 = 1 << 31;
 const IS_LAST: u32 = 1 << 30;
@@ -24,16 +24,17 @@ const IS_LAST: u32 = 1 << 30;
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) prefix: u64,
-    /// The engine's name, if the entry has one: see [`Self::name`].
+    /// Block hash by which engines announce the prefix, if any: see [`Self::name`].
     engine: u64,
-    /// The set of pods that hold the entry, each in its ways; empty for a vacant slot.
+    /// Number of the set of pods that hold the prefix, including the way in which each pod holds it (announced, or
+    /// added by the router); the empty set for an unused slot.
     pub(super) pods: u32,
-    /// The time at which the entry was last stored, added or matched.
+    /// Time at which the prefix was last stored, added or matched, in tenths of a second.
     seen: AtomicU32,
-    /// The first of the other names.
+    /// Index of the first extra block hash of the prefix.
     pub(super) others: u32,
-    /// Number of blocks before the entry, with the flags [`HAS_NAME`] and [`IS_LAST`]: the entry has a name, and is the
-    /// last block that the name means.
+    /// Number of blocks before the entry, combined with two flags: [`HAS_NAME`] if the entry has a block hash,
+    /// [`IS_LAST`] if the entry is the last of the prefixes announced under this block hash.
     place: u32,
 }
 
@@ -43,7 +44,8 @@ impl Entry {
         Self { prefix, engine: 0, pods: EMPTY, seen: AtomicU32::new(now), others: NONE, place }
     }
 
-    /// The entry's name, and true if the entry is the last block that the name means.
+    /// The entry's main block hash, and true if the entry is the last of the prefixes announced under it; `None`
+    /// without a block hash.
     #[inline]
     pub(super) fn name(&self) -> Option<(u64, bool)> {
         (self.place & HAS_NAME != 0).then_some((self.engine, self.place & IS_LAST != 0))
@@ -57,7 +59,8 @@ impl Entry {
         self.seen.load(Ordering::Relaxed)
     }
 
-    /// Marks the entry as used now. Writes only a changed time, so that readers do not contend for the cache line.
+    /// Records that the prefix is used at the time `now`. Writes only a changed time, so that readers do not contend
+    /// for the cache line.
     #[inline]
     pub(super) fn see(&self, now: u32) {
         if self.seen() != now {
@@ -66,7 +69,7 @@ impl Entry {
     }
 }
 
-/// A prefix and a name without an entry, with their hashes.
+/// A prefix and a block hash that have no entry yet, with their hashes in the tables.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pair {
     prefix: u64,
@@ -75,12 +78,12 @@ pub(super) struct Pair {
     name_hash: u64,
 }
 
-/// A further name of a prefix.
+/// An extra block hash of a prefix, beside the one stored in the entry.
 #[derive(Debug)]
 pub(super) struct ExtraName {
     pub(super) engine: u64,
     pub(super) entry: u32,
-    /// The set of pods that use the name; empty for a vacant slot.
+    /// Number of the set of pods that use the block hash; the empty set for an unused slot.
     pub(super) pods: u32,
     pub(super) next: u32,
     pub(super) last: bool,
@@ -95,7 +98,7 @@ pub(super) struct Entries {
     pub(super) others: Vec<ExtraName>,
     vacant_others: Vec<u32>,
     by_other: HashTable<u32>,
-    /// A random number mixed into all hashes, so that chosen keys cannot be made to collide.
+    /// Random number mixed into all hashes, so that clients cannot choose keys that collide.
     secret: u64,
 }
 
@@ -145,9 +148,9 @@ impl Entries {
         self.place(prefix).map(|at| &self.all[at as usize])
     }
 
-    /// Prefetches the memory that an event needs, so that the waits overlap: these reads are independent, while the
-    /// later work on each block is not. First the lines of the tables, then, if there are too many entries to be cached
-    /// anyway, the entries.
+    /// Prefetches the memory that an event needs. The reads are independent, so that their waits for memory overlap,
+    /// while the later work on each block is not independent. Reads the lines of the hash tables first, then, if there
+    /// are too many entries for the processor's cache, the entries.
     pub(super) fn warm(&self, names: &[u64], prefixes: &[u64]) {
         const MANY: usize = 1 << 13;
         let lines = prefixes.iter().map(|&prefix| self.by_prefix.touch(self.hash(prefix)));
@@ -160,8 +163,8 @@ impl Entries {
         }
     }
 
-    /// A table with half as much capacity more. The entries are visited in their own order instead of the table's,
-    /// which would wait for memory at each, and in batches.
+    /// Creates a hash table with 1.5 times the capacity and the same contents. The entries are visited in batches in
+    /// their own order, since the order of the table would wait for memory at each entry.
     #[cold]
     #[inline(never)]
     fn larger(&self, table: &Lines, key: impl Fn(&Entry) -> Option<u64>) -> Lines {
@@ -176,7 +179,7 @@ impl Entries {
         new
     }
 
-    /// The index of a prefix, which is added without holders if missing.
+    /// Index of a prefix's entry. A missing prefix is added without holders.
     #[inline]
     pub(super) fn find_or_add(&mut self, prefix: u64, depth: u32, now: u32) -> u32 {
         if let Some(at) = self.place(prefix) {
@@ -189,7 +192,7 @@ impl Entries {
         at
     }
 
-    /// A prefix and a name as a pair, if there is no entry for either.
+    /// Combines a prefix and a block hash, if there is no entry for either; else `None`.
     #[inline]
     pub(super) fn new_pair(&self, prefix: u64, name: u64) -> Option<Pair> {
         let pair = Pair { prefix, name, prefix_hash: self.hash(prefix), name_hash: self.hash(name) };
@@ -199,7 +202,7 @@ impl Entries {
         (!named && !known).then_some(pair)
     }
 
-    /// Adds an entry for a prefix with its only name, held by these pods.
+    /// Adds an entry for a prefix with its only block hash, held by the given set of pods.
     #[inline]
     pub(super) fn add_named(&mut self, pair: Pair, depth: u32, now: u32, pods: u32) {
         self.grow_prefixes();
@@ -213,7 +216,7 @@ impl Entries {
         self.by_engine.insert(name_hash, at);
     }
 
-    /// Grows the table of prefixes if it is full.
+    /// Enlarges the hash table of prefixes if it is full.
     #[inline]
     fn grow_prefixes(&mut self) {
         if self.by_prefix.is_full() {
@@ -221,7 +224,7 @@ impl Entries {
         }
     }
 
-    /// Grows the table of names if it is full.
+    /// Enlarges the hash table of block hashes if it is full.
     #[inline]
     fn grow_names(&mut self) {
         if self.by_engine.is_full() {
@@ -229,14 +232,14 @@ impl Entries {
         }
     }
 
-    /// Removes an entry that has no holders and no names left.
+    /// Removes an entry that has no holders and no block hashes left.
     pub(super) fn remove(&mut self, at: u32) {
         let prefix = self.all[at as usize].prefix;
         self.by_prefix.remove(self.hash(prefix), at);
         self.vacant.push(at);
     }
 
-    /// The entries whose own name is `engine`.
+    /// Indexes of the entries whose main block hash is `engine`.
     #[inline]
     pub(super) fn named(&self, engine: u64) -> impl Iterator<Item = u32> {
         self.by_engine.of(self.hash(engine)).filter(move |&at| self.all[at as usize].engine == engine)
@@ -258,13 +261,13 @@ impl Entries {
         self.by_engine.remove(hash, at);
     }
 
-    /// The further names equal to `engine`.
+    /// Indexes of the extra block hashes equal to `engine`.
     pub(super) fn others_of(&self, engine: u64) -> impl Iterator<Item = u32> {
         let named = move |at: &u32| self.others[*at as usize].engine == engine;
         self.by_other.iter_hash(self.hash(engine)).copied().filter(named)
     }
 
-    /// Adds a further name to an entry, without users.
+    /// Adds an extra block hash to an entry, used by no pod yet. Returns its index.
     pub(super) fn add_other(&mut self, at: u32, engine: u64, last: bool) -> u32 {
         let next = self.all[at as usize].others;
         let other = ExtraName { engine, entry: at, pods: EMPTY, next, last };
@@ -275,7 +278,7 @@ impl Entries {
         other
     }
 
-    /// Removes a further name without users.
+    /// Removes an extra block hash that no pod uses.
     pub(super) fn remove_other(&mut self, other: u32) {
         let ExtraName { engine, entry, next, .. } = self.others[other as usize];
         let mut before = self.all[entry as usize].others;
@@ -293,7 +296,7 @@ impl Entries {
         self.vacant_others.push(other);
     }
 
-    /// Moves the entries together once more than half of the slots are vacant, to release memory.
+    /// Moves the entries together once more than half of the slots are unused, to free memory.
     pub(super) fn compact(&mut self) {
         const FEW: usize = 64;
         let sparse = |all: usize, live: usize| all > FEW && live < all / 2;
@@ -328,7 +331,8 @@ impl Entries {
     }
 }
 
-/// Stores an item in a vacant slot, or at the end of a vector that grows by an eighth.
+/// Stores an item in an unused slot of a vector, or at the end; the vector's capacity grows by an eighth. Returns the
+/// index.
 fn put<T>(all: &mut Vec<T>, vacant: &mut Vec<u32>, item: T) -> u32 {
     if let Some(at) = vacant.pop() {
         all[at as usize] = item;

@@ -1,11 +1,11 @@
-//! Prefix hashes: XXH64 of the hash before and the bytes of a block, chained from the table's seed.
+//! Prefix hashes of the prefix table: XXH64 of the hash before and the bytes of a block, chained from the table's seed.
 //!
-//! The contract is AIBrix's: `p[i] = XXH64(seed; p[i-1] as 8 little-endian bytes ‖ block i)`, `p[-1] = seed`; blocks
+//! The definition is AIBrix's: `p[i] = XXH64(seed; p[i-1] as 8 little-endian bytes ‖ block i)`, `p[-1] = seed`; blocks
 //! have a fixed number of bytes, and an incomplete block at the end has no hash.
 
 use xxhash_rust::xxh64::xxh64;
 
-/// Appends the hash of each full block of `bytes`; the first follows `parent`.
+/// Appends the prefix hash of each full block of `bytes` to `hashes`. `parent`: the prefix hash before the first block.
 pub(super) fn extend(seed: u64, parent: u64, bytes: &[u8], block_size: usize, hashes: &mut Vec<u64>) {
     // Usual blocks, of 4, 16 or 32 tokens, have a size known to the compiler: the copy is then a few moves, and only
     // the chain of hashes takes time.
@@ -36,7 +36,8 @@ fn chain<const BLOCK: usize, const ALL: usize>(seed: u64, mut parent: u64, bytes
     }
 }
 
-/// Multiplies and folds, as in wyhash. `secret` prevents chosen keys from colliding.
+/// Hashes a number by multiplying and folding, as in wyhash. `secret`: random number that keeps clients from choosing
+/// keys that collide.
 #[inline]
 pub(super) fn mix(key: u64, secret: u64) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(0xd6e8_feb8_6659_fd93) | 1;

@@ -1,26 +1,26 @@
-//! A hash table of small numbers in which a look-up waits for one cache line.
+//! A hash table of small numbers in which a lookup waits for one cache line.
 //!
-//! A line has room for twelve numbers and a one-byte tag of the hash of each, so that a look-up reads only the line of
-//! its hash, or, rarely, when that is full, the next ones. The lines for an event can be prefetched ([`Lines::touch`]):
-//! the waits for sixteen blocks overlap instead of following each other. Two general tables (hashbrown's, with tags and
-//! numbers in separate places) take 4.1 us instead of 2.4 for an event of 16 new blocks in a context that grows to a
-//! million (medians), but 1.1 instead of 1.4 in one of 10,000, which is cached anyway, and 45 us instead of 50 for a
+//! A line holds twelve numbers and a one-byte tag of the hash of each, so that a lookup reads only the line of its hash
+//! or, rarely, when that line is full, the next ones. The lines for an event can be prefetched ([`Lines::touch`]): the
+//! waits for sixteen blocks overlap instead of following each other. Two general hash tables (hashbrown's, with tags
+//! and numbers in separate places) need 4.1 us instead of 2.4 for an event of 16 new blocks in a context that grows to
+//! a million (medians), but 1.1 instead of 1.4 in one of 10,000, which is cached anyway, and 45 us instead of 50 for a
 //! full hit of 2,048 blocks.
 
-/// Most numbers in a line.
+/// Maximum number of numbers in a line.
 const ROOM: usize = 12;
-/// Mean numbers per line at which a table is full.
+/// Mean number of numbers per line at which a hash table counts as full.
 const LOAD: usize = 8;
-/// Index, among a line's tags, of the count of numbers that belong to this line or an earlier one and are stored in a
-/// later one.
+/// Index of a count among a line's tags: the count of numbers that belong to this line or an earlier one, but are
+/// stored in a later line.
 const PASSED: usize = 12;
-/// A count too large to be maintained: only a new table resets it.
+/// Value of a line's count of passed numbers that is too large to be maintained; only a new table resets it.
 const MANY: u8 = u8::MAX;
 
 #[derive(Debug, Clone)]
 #[repr(align(64))]
 struct Line {
-    /// Tags of the numbers in the line, 0 for no number; then the count at [`PASSED`].
+    /// Tags of the numbers in the line, 0 for an empty slot; then the count at [`PASSED`].
     tags: [u8; 16],
     numbers: [u32; ROOM],
 }
@@ -32,18 +32,18 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Makes an empty table with room for `numbers` numbers.
+    /// Creates an empty hash table with a capacity of `numbers` numbers.
     pub(super) fn with_capacity(numbers: usize) -> Self {
         let empty = Line { tags: [0; 16], numbers: [0; ROOM] };
         Self { lines: vec![empty; numbers.div_ceil(LOAD)], len: 0 }
     }
 
-    /// Makes an empty table with half as much capacity more.
+    /// Creates an empty hash table with 1.5 times the capacity.
     pub(super) fn next(&self) -> Self {
         Self::with_capacity((self.capacity() * 3 / 2).max(4))
     }
 
-    /// True if there is no room for another number.
+    /// True if no further number fits.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.len == self.capacity()
@@ -53,7 +53,7 @@ impl Lines {
         self.len
     }
 
-    /// Number of numbers at which the table is full.
+    /// Number of numbers at which the hash table is full.
     pub(super) fn capacity(&self) -> usize {
         self.lines.len() * LOAD
     }
@@ -74,14 +74,14 @@ impl Lines {
         if line + 1 == self.lines.len() { 0 } else { line + 1 }
     }
 
-    /// Reads a byte of the line of a hash. The read depends on nothing but the hash, so that many of them wait for
-    /// memory at the same time.
+    /// Prefetches the line of a hash by reading a byte. The read depends only on the hash, so that many prefetches wait
+    /// for memory at the same time.
     #[inline]
     pub(super) fn touch(&self, hash: u64) -> u8 {
         self.lines.get(self.home(hash)).map_or(0, |line| line.tags[PASSED])
     }
 
-    /// All numbers that may have been inserted with this hash.
+    /// Iterates over all numbers that may have been inserted with the given hash.
     #[inline]
     pub(super) fn of(&self, hash: u64) -> Candidates<'_> {
         let at = self.home(hash);
@@ -116,7 +116,7 @@ impl Lines {
         }
     }
 
-    /// Removes a number inserted with this hash. Returns whether it existed.
+    /// Removes a number inserted with the given hash. Returns true if it existed.
     #[inline]
     pub(super) fn remove(&mut self, hash: u64, number: u32) -> bool {
         let mut candidates = self.of(hash);
@@ -139,7 +139,7 @@ impl Lines {
 }
 
 impl Line {
-    /// The slots with this tag, as bits: see [`place`].
+    /// Slots of the line whose tag is `tag`, as bits in the layout of [`place`].
     #[inline]
     fn found(&self, tag: u8) -> u64 {
         // Eight tags at a time: a byte of `other` is 0 where they are equal, and the highest bit of each byte of the
@@ -153,22 +153,23 @@ impl Line {
     }
 }
 
-/// The slot of the lowest set bit: 8 bits for each of the first 8 slots, the next ones between them.
+/// Slot number of the lowest set bit. Each of the first 8 slots has 8 bits, and the other slots have bits between
+/// these.
 #[inline]
 fn place(bits: u64) -> usize {
     let bit = bits.trailing_zeros() as usize;
     bit / 8 + bit % 8 * 8
 }
 
-/// The numbers that may have been inserted with one hash: see [`Lines::of`].
+/// Iterator over the numbers that may have been inserted with one hash, returned by [`Lines::of`].
 pub(super) struct Candidates<'a> {
     table: &'a Lines,
     at: usize,
     tag: u8,
     found: u64,
-    /// The slot in the line of the last returned number.
+    /// Slot of the number returned last.
     place: usize,
-    /// Number of lines left to read, this one included: if every line counts as passed, the whole table is read once.
+    /// Number of lines left to read, including the present one. It limits a search to one pass over the table.
     left: usize,
 }
 
@@ -197,8 +198,8 @@ mod tests {
 
     use super::*;
 
-    /// Compares a table with a set of pairs, on hashes with few values, so that lines overflow and counts reach their
-    /// limit.
+    /// Compares random operations on a hash table with a set of pairs. The hashes have few different values, so that
+    /// lines (cache lines of the table, with a few slots each) overflow and counts reach their limit.
     fn random_run(seed: u64) {
         let mut state = seed;
         let mut below = |limit: u64| {

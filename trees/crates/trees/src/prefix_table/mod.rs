@@ -1,27 +1,27 @@
 //! `SyncPrefixHashTable`: the share of a prompt that each pod has, by chained hashes of its blocks of bytes.
 //!
 //! A table has a context for each model and LoRA adapter; a context has entries, one for each prefix hash, with the set
-//! of pods that hold it. It learns from engines' events (blocks stored and removed, a pod's cache cleared) and from the
-//! router's decisions ([`add_prefix`](SyncPrefixHashTable::add_prefix)), which count as expectations until an event
-//! confirms or ends them.
+//! of pods that hold the prefix. The table is updated by engines' events (blocks stored and removed, a pod's cache
+//! cleared) and by the router's decisions ([`add_prefix`](SyncPrefixHashTable::add_prefix)), which count as
+//! expectations until an event confirms or ends them.
 //!
 //! The names, the hash and the limits are those of AIBrix's `syncprefixcacheindexer`. Intended differences:
 //!
-//! | there | here |
+//! | AIBrix | this table |
 //! |---|---|
-//! | all blocks of an event follow the event's parent | each follows the one before it |
-//! | a block of an unknown parent is taken for a first block | it is not indexed, and counted (`unknown_parents`) |
+//! | all blocks of an event follow the event's parent | each block follows the one before it |
+//! | a block of an unknown parent counts as a first block | the block is not indexed, and counted (`unknown_parents`) |
 //! | a pod that holds a late block gets the percent of the whole way | a pod counts up to its first missing block |
-//! | one pod's removal takes the prefix from all pods, and the name from all | from that pod, one copy |
-//! | a name keeps the prefix it first meant | the newest announcement of a pod wins |
-//! | clearing does nothing | clears a pod, in one context or in all |
+//! | one pod's removal removes the prefix from all pods, and the name from all | it removes one copy from that pod |
+//! | a name keeps the prefix for which it first stood | the newest announcement of a pod counts |
+//! | clearing does nothing | clearing removes a pod from one context or from all |
 //! | limits are not enforced, counts go below zero | no call ends with more than a limit allows; counts are lengths |
 //! | the percent of a short match rounds to 0 | it is at least 1 |
-//! | times are those of contexts, and events do not count as use | of each prefix; stores, additions and matches count |
-//! | a seed from the clock | a random one, or the caller's |
+//! | each context has one time, and events do not count as use | each prefix has a time; stores, additions and matches count |
+//! | a seed from the clock | a random seed, or the caller's |
 //!
-//! An engine's block may be a multiple of the table's: it is then several entries with one name. An entry takes 32
-//! bytes and its share of two tables (`entries.rs`); equal sets of pods are stored once (`sets.rs`).
+//! An engine's block may be a multiple of the table's: it is then several entries with one name. An entry occupies 32
+//! bytes and its share of two hash tables (`entries.rs`); equal sets of pods are stored once (`sets.rs`).
 //!
 //! ```
 //! use kvatlas_trees::prefix_table::{Config, SyncPrefixHashTable};
@@ -57,35 +57,36 @@ use context_change::StoreOutcome;
 pub use contexts::ModelContext;
 use contexts::{Inner, Key, Worker, count};
 
-/// Sizes and counts of a table.
+/// Sizes and counts of a prefix table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Number of contexts.
+    /// Number of contexts: pairs of model and LoRA adapter.
     pub contexts: usize,
-    /// Entries of all contexts: prefix hashes with at least one holder.
+    /// Number of entries in all contexts: prefix hashes with at least one holder.
     pub prefixes: usize,
-    /// Names of prefixes beyond the first of each.
+    /// Number of block hashes of prefixes beyond the first of each.
     pub other_names: usize,
     /// Number of different sets of pods.
     pub pod_sets: usize,
     /// Number of pods, counted once in each context.
     pub pods: usize,
-    /// Memory in bytes.
+    /// Memory of the table, in bytes.
     pub bytes: usize,
-    /// Stored events whose pod did not hold the parent.
+    /// Number of store events whose pod did not hold the parent.
     pub unknown_parents: u64,
-    /// Removals of a block that the pod did not hold.
+    /// Number of removed blocks that the pod did not hold.
     pub unknown_removals: u64,
-    /// Prefixes evicted because of their age.
+    /// Number of prefixes evicted because they were unused for too long.
     pub evicted_by_age: u64,
-    /// Prefixes evicted because their context had too many.
+    /// Number of prefixes evicted because their context had too many.
     pub evicted_by_limit: u64,
-    /// Contexts evicted because there were too many.
+    /// Number of contexts evicted because there were too many.
     pub evicted_contexts: u64,
 }
 
-/// A table of the prefixes that each pod holds: see the module's text. May be shared by threads.
+/// A table of the prefixes that each pod holds, by model and LoRA adapter (see the [module](self)). May be shared by
+/// threads.
 #[derive(Debug)]
 pub struct SyncPrefixHashTable {
     inner: Arc<Inner>,
@@ -93,7 +94,7 @@ pub struct SyncPrefixHashTable {
 }
 
 impl SyncPrefixHashTable {
-    /// Makes an empty table, and a thread that evicts expired prefixes until [`Self::close`] or the table's end.
+    /// Creates an empty table, and a thread that evicts expired prefixes until [`Self::close`] or the table's end.
     ///
     /// # Errors
     ///
@@ -107,19 +108,19 @@ impl SyncPrefixHashTable {
         Ok(Self { inner, worker })
     }
 
-    /// The table's configuration.
+    /// Settings of the table.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.inner.config
     }
 
-    /// The seed of the prefix hashes. Tables with equal seeds and block sizes have equal hashes.
+    /// Seed of the prefix hashes. Tables with equal seeds and block sizes have equal hashes.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.inner.seed
     }
 
-    /// The prefix hash of each full block of `tokens`.
+    /// Computes the prefix hash of each full block of `tokens`.
     #[must_use]
     pub fn get_prefix_hashes(&self, tokens: &[u8]) -> Vec<u64> {
         let Inner { seed, config: Config { block_size, .. }, .. } = *self.inner;
@@ -128,10 +129,11 @@ impl SyncPrefixHashTable {
         hashes
     }
 
-    /// The share of a prompt that each ready pod holds, in percent of its full blocks, and the prompt's prefix hashes.
+    /// Finds the share of a prompt that each ready pod holds, in percent of its full blocks. Also returns the prompt's
+    /// prefix hashes.
     ///
-    /// A pod's share ends at the first block it does not hold. It is rounded down, but at least 1; pods that do not
-    /// hold the first block are not in the answer. If `ready` is `None`, all pods are ready. Matched prefixes count as
+    /// A pod's share ends at the first block that the pod does not hold. It is rounded down, but at least 1; pods that
+    /// do not hold the first block are left out. If `ready` is `None`, all pods are ready. Matched prefixes count as
     /// used. The order of pods is unspecified.
     #[must_use]
     pub fn match_prefix(
@@ -147,7 +149,8 @@ impl SyncPrefixHashTable {
         (found.into_iter().map(percent).collect(), hashes)
     }
 
-    /// Number of leading prefixes of a prompt that each ready pod holds, by the prompt's prefix hashes.
+    /// Finds the number of leading prefixes of a prompt that each ready pod holds. `prefixes`: the prompt's prefix
+    /// hashes.
     #[must_use]
     pub fn match_hashes(
         &self,
@@ -163,12 +166,12 @@ impl SyncPrefixHashTable {
         shared.read().find(hashes, ready, now)
     }
 
-    /// Records that a pod's engine has cached blocks named `block_hashes`: the first follows `parent` (or begins a
-    /// prompt if `None`), and each other the one before it. Returns the number of them that are now known.
+    /// Records that a pod's engine has cached consecutive blocks, the first of them after the block `parent`, or at the
+    /// beginning of a prompt if `None`. Returns the number of the event's blocks that are now known.
     ///
-    /// The number is 0 if the pod does not hold the parent, and smaller than the event if the event exceeds a context's
-    /// limit. A name announced before and not removed gains a copy if its content is the same, and otherwise the new
-    /// content.
+    /// The number is 0 if the pod does not hold the parent, and less than the event has blocks if the event exceeds a
+    /// context's limit. A block hash announced before and not removed gains a copy if its content is the same, and
+    /// otherwise stands for the new content.
     ///
     /// # Errors
     ///
@@ -213,8 +216,8 @@ impl SyncPrefixHashTable {
 
     /// Records that a pod's engine has evicted blocks, one copy of each, without an effect on other pods.
     ///
-    /// The router's additions for the pod end with the last copy. A name that the pod does not hold is counted and
-    /// changes nothing.
+    /// With the last copy of a block, the router's additions of its prefix for the pod end too. A block hash that the
+    /// pod does not hold is counted and changes nothing.
     pub fn process_block_removed(&self, model: &str, lora_id: i64, pod: &str, block_hashes: &[u64]) {
         let unknown = self.inner.write(model, lora_id, false, |context, _, _| {
             let unknown = context.remove(pod, block_hashes);
@@ -227,7 +230,7 @@ impl SyncPrefixHashTable {
         }
     }
 
-    /// Records that a pod's engine has cleared its cache: of one model and adapter, or of all if `context` is `None`.
+    /// Records that a pod's engine has cleared its cache, for one model and adapter, or for all if `context` is `None`.
     pub fn process_all_blocks_cleared(&self, context: Option<(&str, i64)>, pod: &str) {
         if let Some((model, lora_id)) = context {
             self.remove_prefix(model, lora_id, pod);
@@ -237,9 +240,9 @@ impl SyncPrefixHashTable {
         self.inner.drop_empty();
     }
 
-    /// Records that the router sent a prompt with these prefixes to a pod.
+    /// Records that the router sent a prompt with the given prefixes to a pod.
     ///
-    /// The pod counts as holding them until its engine removes them or they expire.
+    /// The pod counts as holding the prefixes until its engine removes them or they expire.
     pub fn add_prefix(&self, model: &str, lora_id: i64, pod: &str, prefix_hashes: &[u64]) {
         if prefix_hashes.is_empty() {
             return;
@@ -250,7 +253,8 @@ impl SyncPrefixHashTable {
         count(&self.inner.counters.evicted_by_limit, evicted.unwrap_or(0));
     }
 
-    /// Removes a pod from one context, with its prefixes, names and copies. O(prefixes of the context).
+    /// Removes a pod from one context (model and adapter), with its prefixes, block hashes and copies. O(prefixes of
+    /// the context).
     pub fn remove_prefix(&self, model: &str, lora_id: i64, pod: &str) {
         let empty = self.inner.write(model, lora_id, false, |context, _, _| {
             context.remove_pod(pod);
@@ -261,12 +265,12 @@ impl SyncPrefixHashTable {
         }
     }
 
-    /// Evicts expired prefixes now, as the background thread does, and returns their number. O(prefixes).
+    /// Evicts expired prefixes now, like the background thread, and returns their number. O(prefixes).
     pub fn evict_expired(&self) -> usize {
         self.inner.evict_expired()
     }
 
-    /// Sizes and counts. O(contexts and different sets of pods).
+    /// Sizes and counts of the table. O(contexts and different sets of pods).
     #[must_use]
     pub fn stats(&self) -> Stats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -294,8 +298,10 @@ impl SyncPrefixHashTable {
         stats
     }
 
-    /// Stops the background thread and waits for its end. The table can still be used: its limits hold without the
-    /// thread, and [`Self::evict_expired`] replaces it. Closing again has no effect.
+    /// Stops the background thread and waits for its end. Further calls do nothing.
+    ///
+    /// The table can still be used: its limits hold without the thread, and [`Self::evict_expired`] does the thread's
+    /// work.
     pub fn close(&self) {
         self.worker.stop();
     }

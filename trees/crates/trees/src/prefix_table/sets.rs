@@ -1,8 +1,9 @@
 //! Pods by number, and sets of pods, each stored once and referenced by a small number.
 //!
-//! In a fleet few different sets of pods hold thousands of prefixes each, so equal sets share one object. A member is a pod
-//! with the ways in which it holds; a change of one member is one look-up of the changed set, or none while the same change
-//! is repeated for prefix after prefix, as in an event. A pod's number is released when the pod holds nothing.
+//! In a fleet, few different sets of pods hold thousands of prefixes each, so equal sets share one object. A member is
+//! a pod with the ways in which it holds a prefix. A change of one member is one lookup of the changed set, or none
+//! while the same change is repeated for prefix after prefix, as in an event. A pod's number is freed when the pod
+//! holds nothing.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -10,18 +11,18 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashTable};
 use smallvec::SmallVec;
 
-/// The pod announced the prefix under the entry's own name.
+/// Way of holding a prefix: the pod announced it by the block hash stored in the entry.
 pub(super) const NAMED: u32 = 1;
-/// The pod announced the prefix under a further name.
+/// Way of holding a prefix: the pod announced it by an extra block hash.
 pub(super) const OTHER: u32 = 2;
-/// The router sent a prompt to the pod, which is expected to hold the prefix.
+/// Way of holding a prefix: the router sent the prompt to the pod, which is expected to hold it.
 pub(super) const ADDED: u32 = 4;
 const WAYS: u32 = 3;
 
-/// The empty set.
+/// Number of the empty set.
 pub(super) const EMPTY: u32 = 0;
 
-/// A pod, and the ways in which it holds a prefix.
+/// A pod, and the ways in which it holds a prefix, as bits: announced by block hash, or added by the router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Member(u32);
 
@@ -37,26 +38,26 @@ impl Member {
 
 #[derive(Debug, Default)]
 struct Set {
-    /// The members in increasing order.
+    /// Members of the set, in increasing order.
     members: Box<[Member]>,
     hash: u64,
     references: u32,
-    /// The union of all members' ways.
+    /// Union of the ways (bits: announced by block hash, or added by the router) in which the members hold a prefix.
     ways: u32,
 }
 
-/// All sets in use.
+/// All sets of pods in use, by number.
 #[derive(Debug)]
 pub(super) struct Sets {
     sets: Vec<Set>,
     vacant: Vec<u32>,
     by_members: HashTable<u32>,
     state: RandomState,
-    /// The last change and its result: the old set, the pod, its new ways, and the new set.
+    /// Arguments and result of the last change: the old set, the pod, its new ways of holding, and the new set.
     last: Option<(u32, u32, u32, u32)>,
 }
 
-/// A counter of the sets that contain each pod, called when a pod joins or leaves a set.
+/// Interface of a counter of the sets that contain each pod, called when a pod joins or leaves a set.
 pub(super) trait Watch {
     fn joined(&mut self, pod: u32);
     fn left(&mut self, pod: u32);
@@ -79,18 +80,19 @@ impl Sets {
         &self.sets[set as usize].members
     }
 
-    /// The ways of a pod in a set; 0 if it is not a member.
+    /// Ways in which a pod of a set holds the prefix, as bits; 0 if the pod is not a member.
     pub(super) fn ways(&self, set: u32, pod: u32) -> u32 {
         let members = self.members(set);
         members.binary_search_by_key(&pod, |member| member.pod()).map_or(0, |at| members[at].ways())
     }
 
-    /// True if a member holds in this way.
+    /// True if a member of the set holds the prefix in the way `way`, a bit: announced by block hash, or added by the
+    /// router.
     pub(super) fn any(&self, set: u32, way: u32) -> bool {
         self.sets[set as usize].ways & way != 0
     }
 
-    /// Number of sets in use, without the empty one.
+    /// Number of sets in use, without the empty set.
     pub(super) fn len(&self) -> usize {
         self.by_members.len()
     }
@@ -104,7 +106,8 @@ impl Sets {
             + self.vacant.capacity() * 4
     }
 
-    /// Turns a reference to `set` into one to the set in which the pod has the given ways; 0 removes the pod.
+    /// Exchanges a reference to a set for a reference to the set in which the pod has the given ways of holding; 0
+    /// removes the pod.
     #[inline]
     pub(super) fn change(&mut self, set: u32, pod: u32, ways: u32, watch: &mut impl Watch) -> u32 {
         let to = match self.last {
@@ -162,7 +165,7 @@ impl Sets {
         }
     }
 
-    /// Releases one reference.
+    /// Releases one reference to a set.
     pub(super) fn release(&mut self, set: u32, watch: &mut impl Watch) {
         if set == EMPTY {
             return;
@@ -181,7 +184,7 @@ impl Sets {
         gone.members.iter().for_each(|member| watch.left(member.pod()));
     }
 
-    /// Number of references to each set, by set.
+    /// Number of references to each set, by the set's number.
     #[cfg(test)]
     pub(super) fn references(&self) -> Vec<u32> {
         self.sets.iter().map(|set| set.references).collect()
@@ -191,7 +194,7 @@ impl Sets {
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     numbers: HashMap<Arc<str>, u32>,
-    /// Name and number of uses.
+    /// Name of each pod and number of its uses, by the pod's number; `None` for an unused number.
     pods: Vec<(Option<Arc<str>>, u32)>,
     vacant: Vec<u32>,
 }
@@ -201,7 +204,8 @@ impl Pods {
         self.numbers.get(name).copied()
     }
 
-    /// The number of a pod, assigned if new, and kept at least until [`Watch::left`] is called.
+    /// Returns the number of a pod, a new one if the pod is unknown. The number stays valid at least until
+    /// [`Watch::left`] is called.
     pub(super) fn hold(&mut self, name: &str) -> u32 {
         let pod = match self.find(name) {
             Some(pod) => pod,

@@ -1,5 +1,5 @@
-//! Tests of random events against plain maps, with a recount after each; of limits, ages and threads; and of each
-//! corrected wrong answer.
+//! Tests of the prefix table: random events against plain maps, with a recount after each event; limits, ages and
+//! threads; and each wrong answer of AIBrix's table that is corrected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicBool;
@@ -18,7 +18,7 @@ fn table(change: impl FnOnce(&mut Config)) -> SyncPrefixHashTable {
     SyncPrefixHashTable::new(config).unwrap()
 }
 
-/// Blocks of 4 bytes, each of one value.
+/// Tokens of one 4-byte block for each value, all bytes equal to the value.
 fn blocks(values: &[u8]) -> Vec<u8> {
     values.iter().flat_map(|&value| [value; 4]).collect()
 }
@@ -50,7 +50,8 @@ type Meaning = (Vec<Vec<u8>>, u32);
 
 #[derive(Default)]
 struct Model {
-    /// The blocks that a name means to a pod, from the root on, and the number of copies.
+    /// Blocks, from the root on, that a pod announced under a block hash, with the number of copies; by pod and block
+    /// hash.
     names: BTreeMap<(usize, u64), Meaning>,
     added: BTreeSet<(usize, Vec<u8>)>,
 }

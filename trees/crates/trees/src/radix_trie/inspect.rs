@@ -1,9 +1,9 @@
-//! Read-only access to a trie: its nodes, blocks and sizes.
+//! Read-only access to a radix trie: its nodes, blocks and sizes.
 
 use super::Error;
 use super::trie::{NONE, Node, NodeId, ROOT, RadixTrie};
 
-/// The tokens and the blocks of a node.
+/// Tokens and blocks of a node.
 type Part<'a, B> = (&'a [u32], &'a [B]);
 
 impl<B> RadixTrie<B> {
@@ -25,16 +25,16 @@ impl<B> RadixTrie<B> {
         self.nodes.len() - self.vacant.len()
     }
 
-    /// The tokens of a node; the root has none.
+    /// Tokens of a node, without those of its ancestors; the root has none.
     ///
     /// # Errors
     ///
-    /// [`Error::EvictedNode`] if the node is gone, as for all methods below.
+    /// [`Error::EvictedNode`] if the node was evicted.
     pub fn tokens(&self, node: NodeId) -> Result<&[u32], Error> {
         Ok(&self.node(node)?.tokens)
     }
 
-    /// The blocks of a node, one for each page of its tokens.
+    /// Blocks of a node, one for each page of its tokens.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl<B> RadixTrie<B> {
         Ok(&self.node(node)?.blocks)
     }
 
-    /// The sequences that use a node, in increasing order.
+    /// Numbers of the sequences that use a node, in increasing order.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl<B> RadixTrie<B> {
         Ok(&self.node(node)?.users)
     }
 
-    /// The parent of a node; `None` for the root.
+    /// Parent of a node; `None` for the root.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl<B> RadixTrie<B> {
         Ok((parent != NONE).then(|| self.name(parent)))
     }
 
-    /// The children of a node, in order of insertion.
+    /// Children of a node, in order of insertion.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl<B> RadixTrie<B> {
         Ok(children)
     }
 
-    /// Every node on the path from below the root to this one, with tokens and blocks.
+    /// Tokens and blocks of all nodes on the path from the root, which is left out, to the given node.
     ///
     /// # Errors
     ///
@@ -94,8 +94,8 @@ impl<B> RadixTrie<B> {
         Ok(path)
     }
 
-    /// Visits every node but the root, depth first, children in order of insertion: its depth (0 just below the root),
-    /// tokens and blocks.
+    /// Visits every node but the root, depth first, children in order of insertion. `see`: called with the node's depth
+    /// (0 just below the root), tokens and blocks.
     pub fn visit(&self, mut see: impl FnMut(usize, &[u32], &[B])) {
         let (mut at, mut depth) = (self.nodes[ROOT as usize].first_child, 0);
         while at != NONE {
@@ -113,12 +113,13 @@ impl<B> RadixTrie<B> {
         }
     }
 
-    /// Every block in the trie.
+    /// All blocks in the trie.
     pub fn all_blocks(&self) -> impl Iterator<Item = &B> {
         self.nodes.iter().flat_map(|node| &node.blocks)
     }
 
-    /// The blocks that eviction could take now: of nodes that are not in use and have no node in use below. O(nodes).
+    /// Blocks that could be evicted now: those of nodes that are not in use and have no node in use below them.
+    /// O(nodes).
     pub fn evictable_blocks(&self) -> impl Iterator<Item = &B> {
         let mut busy = vec![false; self.nodes.len()];
         for (index, node) in self.nodes.iter().enumerate() {

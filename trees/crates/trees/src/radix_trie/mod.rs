@@ -37,7 +37,7 @@ mod trie;
 
 pub use trie::{NodeId, RadixTrie};
 
-/// The reason why a call was refused. A refused call has changed nothing.
+/// Reason why a call on the trie was refused. A refused call has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -52,15 +52,15 @@ pub enum Error {
     Unaligned {
         /// Number of tokens.
         tokens: usize,
-        /// Tokens in a page.
+        /// Number of tokens in a page.
         page_size: usize,
     },
-    /// An insert needs one block for each page.
+    /// The number of blocks of an insert is not the number of its pages.
     #[error("{blocks} blocks for {tokens} tokens: pages of {page_size} tokens need exactly {}", tokens / page_size)]
     BlockCount {
         /// Number of tokens.
         tokens: usize,
-        /// Tokens in a page.
+        /// Number of tokens in a page.
         page_size: usize,
         /// Number of blocks.
         blocks: usize,
@@ -68,16 +68,16 @@ pub enum Error {
     /// The call had no tokens.
     #[error("tokens must not be empty")]
     Empty,
-    /// The handle's node, or its end, has been evicted.
+    /// The node, or the end of its tokens, has been evicted.
     #[error("at least the last page of the node was evicted: match the tokens again to find what is left")]
     EvictedNode,
-    /// The sequence has not marked this node.
+    /// The sequence has not marked the node as in use.
     #[error("sequence {sequence} does not use the node: mark it first, and release it once")]
     NotInUse {
         /// The sequence's number.
         sequence: i64,
     },
-    /// The trie has no numbers left for more nodes.
+    /// The trie cannot number any more nodes.
     #[error("the trie is full: it has {nodes} nodes")]
     Full {
         /// Number of nodes in the trie.
@@ -86,7 +86,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error's code, the same in every release.
+    /// Code of the error, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -101,12 +101,12 @@ impl Error {
     }
 }
 
-/// A sequence of tokens; a trie stores 32 bits of each.
+/// A sequence of tokens, each stored in 32 bits.
 pub trait Tokens {
     /// Number of tokens.
     fn len(&self) -> usize;
 
-    /// The token at a position below [`Tokens::len`].
+    /// Token at the index `position`, which must be below [`Tokens::len`].
     fn at(&self, position: usize) -> u32;
 
     /// True if there are no tokens.
@@ -114,14 +114,15 @@ pub trait Tokens {
         self.len() == 0
     }
 
-    /// Number of tokens from `start` on that equal the beginning of `kept`.
+    /// Number of tokens from index `start` on that equal the beginning of `kept`.
     fn common(&self, start: usize, kept: &[u32]) -> usize;
 
     /// Appends the tokens from `start` to before `end` to `kept`.
     fn copy(&self, start: usize, end: usize, kept: &mut Vec<u32>);
 }
 
-/// Tokens compared before the first difference is located: the loop over them has no branch, so it vectorizes.
+/// Number of tokens compared at once, before the first difference is located: a loop without branches, which the
+/// compiler vectorizes.
 const STRIDE: usize = 32;
 
 fn common<T: Copy>(tokens: &[T], kept: &[u32], equal: impl Fn(T, u32) -> bool) -> usize {
@@ -153,7 +154,7 @@ impl Tokens for [u32] {
     }
 }
 
-/// Tokens in 64-bit integers.
+/// Tokens given as 64-bit integers.
 ///
 /// The caller ensures that each is below 2^32; otherwise only the low half is stored.
 #[derive(Debug, Clone, Copy)]

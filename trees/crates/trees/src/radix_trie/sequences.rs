@@ -1,4 +1,4 @@
-//! Sequences of tokens: inserting, matching, and marking them as in use.
+//! Operations on sequences of tokens in a radix trie: inserting, matching, and marking as in use.
 
 use super::trie::{NONE, NodeId, ROOT, RadixTrie};
 use super::{Error, Tokens};
@@ -6,9 +6,9 @@ use super::{Error, Tokens};
 impl<B> RadixTrie<B> {
     /// Inserts a block for each page of `tokens`, which follow the end of `node` (the root if `None`).
     ///
-    /// Pages that exist keep their blocks. Inserted blocks are removed from `blocks`: those left in it belong to pages
-    /// that existed, the first ones, and are the caller's to reuse. Returns the end of the sequence. Stamps of nodes on
-    /// the way do not change; a new leaf is evictable until it is marked.
+    /// Pages that exist keep their blocks. Inserted blocks are removed from `blocks`; the blocks left there, for the
+    /// first pages, which existed, can be reused by the caller. Returns the end of the sequence. Existing nodes do not
+    /// become more recently used; a new leaf is evictable until marked as in use.
     ///
     /// # Errors
     ///
@@ -23,13 +23,14 @@ impl<B> RadixTrie<B> {
         self.insert_from(tokens, blocks.len(), node, |start| blocks.split_off(start)).map(|(end, _)| end)
     }
 
-    /// The same as [`Self::insert`], with blocks requested once it is known how many of the `count` are needed:
-    /// `blocks` gets the number of existing pages and returns the blocks of the others. Returns the end and that
-    /// number.
+    /// Inserts tokens like [`Self::insert`], but requests blocks only for the pages that do not exist yet.
+    ///
+    /// `count`: number of pages; `blocks`: function that gets the number of existing pages and returns the blocks of
+    /// the others. Returns the end of the sequence and the number of existing pages.
     ///
     /// # Errors
     ///
-    /// As [`Self::insert`]; [`Error::BlockCount`] also if `blocks` returns another number of blocks.
+    /// Those of [`Self::insert`]; [`Error::BlockCount`] also if `blocks` returns another number of blocks.
     pub fn insert_from(
         &mut self,
         tokens: &(impl Tokens + ?Sized),
@@ -62,11 +63,11 @@ impl<B> RadixTrie<B> {
         Ok((self.name(leaf), known))
     }
 
-    /// Checks that [`Self::insert`] would accept this number of tokens and blocks below a node.
+    /// Checks that [`Self::insert`] would accept these numbers of tokens and blocks below a node.
     ///
     /// # Errors
     ///
-    /// As [`Self::insert`].
+    /// Those of [`Self::insert`].
     pub fn can_insert(&self, tokens: usize, blocks: usize, node: Option<NodeId>) -> Result<(), Error> {
         self.check_insert(tokens, blocks, node).map(|_| ())
     }
@@ -88,15 +89,15 @@ impl<B> RadixTrie<B> {
         self.start(node)
     }
 
-    /// Finds the longest cached prefix of `tokens`, in whole pages, below `node` (the root if `None`): its end, and its
-    /// blocks.
+    /// Finds the longest cached prefix of `tokens`, in whole pages, below `node` (the root if `None`). Returns its end
+    /// and its blocks.
     ///
-    /// A match that ends inside a node splits the node, so that a node ends there. A match does not change stamps: only
-    /// making and releasing do.
+    /// A match that ends inside a node splits the node, so that a node ends there. A match does not make nodes more
+    /// recently used; only creation and release do.
     ///
     /// # Errors
     ///
-    /// As [`Self::match_prefix_with`].
+    /// Those of [`Self::match_prefix_with`].
     pub fn match_prefix(
         &mut self,
         tokens: &(impl Tokens + ?Sized),
@@ -110,7 +111,8 @@ impl<B> RadixTrie<B> {
         Ok((node, blocks))
     }
 
-    /// The same as [`Self::match_prefix`], with the blocks shown node by node instead of copied.
+    /// Finds the longest cached prefix like [`Self::match_prefix`], but passes the blocks of each node to `show`
+    /// instead of copying them.
     ///
     /// # Errors
     ///
@@ -132,8 +134,8 @@ impl<B> RadixTrie<B> {
         Ok(self.name(node))
     }
 
-    /// Marks the node and its ancestors as used by a sequence, which protects them from eviction until released.
-    /// Marking again has no effect.
+    /// Marks a node and its ancestors as used by a sequence, which protects them from eviction until released. Marking
+    /// again has no effect.
     ///
     /// # Errors
     ///
@@ -151,14 +153,14 @@ impl<B> RadixTrie<B> {
         Ok(())
     }
 
-    /// Releases the node and its ancestors from a sequence; they become the most recently used.
+    /// Releases a node and its ancestors from a sequence; they become the most recently used.
     ///
     /// Mark the deepest node as a sequence grows, and release once, from the deepest marked node. A mark left on a
-    /// deeper node still protects it, and can still be released.
+    /// deeper node still protects that node, and can still be released.
     ///
     /// # Errors
     ///
-    /// [`Error::EvictedNode`], and [`Error::NotInUse`] if the sequence has not marked this node.
+    /// [`Error::EvictedNode`], and [`Error::NotInUse`] if the sequence has not marked the node.
     pub fn mark_not_in_use_by(&mut self, node: NodeId, sequence: i64) -> Result<(), Error> {
         let mut at = self.index(node)?;
         if at != ROOT && self.nodes[at as usize].users.binary_search(&sequence).is_err() {

@@ -1,4 +1,5 @@
-//! Tests of random operations against a map from whole sequences to pages, with a recount after each.
+//! Tests of the radix trie: random operations against a map from whole sequences to pages, with a recount after each
+//! operation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +9,7 @@ use super::trie::{NONE, ROOT};
 use super::*;
 
 impl<B> RadixTrie<B> {
-    /// Panics unless every stored count equals a recount.
+    /// Checks all stored counts by a recount; panics if one differs.
     fn recount(&self) {
         let (mut nodes, mut blocks, mut free) = (1, 0, BTreeSet::new());
         for (index, node) in self.nodes.iter().enumerate() {
@@ -42,7 +43,7 @@ impl<B> RadixTrie<B> {
     }
 }
 
-/// One page of the model: its block, its stamp, its users, and whether a node begins with it.
+/// One page of the model: its block, its time of last use, its users, and true if a node begins with it.
 struct Page {
     block: u64,
     stamp: u64,
@@ -50,10 +51,10 @@ struct Page {
     begins_node: bool,
 }
 
-/// A model of a trie: a map from whole sequences of tokens to pages, which is never split.
+/// A model of a radix trie: a map from whole sequences of tokens to pages.
 ///
-/// The model does not reproduce the division into nodes, except for the order of eviction: there a leaf is a run of
-/// pages without branches that were made or released together.
+/// The model is not divided into nodes, except for the order of eviction, where a leaf is a sequence of consecutive
+/// pages without branches that were created or released together.
 struct Model {
     page: usize,
     pages: BTreeMap<Vec<u32>, Page>,
@@ -71,7 +72,8 @@ impl Model {
         self.pages.keys().filter(is_child).cloned().collect()
     }
 
-    /// The blocks of the known pages of some tokens. A node ends where they part.
+    /// Blocks of the leading pages of `tokens` that the model contains. As in the trie, a match makes a node end after
+    /// the last of these pages.
     fn matched(&mut self, tokens: &[u32]) -> Vec<u64> {
         let found: Vec<u64> = self.prefixes(tokens).map_while(|key| self.pages.get(key)).map(|it| it.block).collect();
         if !found.is_empty() {
@@ -82,7 +84,7 @@ impl Model {
         found
     }
 
-    /// Inserts the last pages of `tokens`, and returns how many of all pages were known.
+    /// Inserts the last pages of `tokens`, and returns the number of pages that existed.
     fn insert(&mut self, tokens: &[u32], blocks: &[u64]) -> usize {
         let known = self.matched(tokens).len();
         let above = tokens.len() / self.page - blocks.len();

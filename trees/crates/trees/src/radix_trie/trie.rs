@@ -1,9 +1,10 @@
-//! The trie: its nodes, their links, the descent by tokens, and eviction of the least recently used unmarked leaf, from its
-//! end.
+//! A radix trie: nodes, their links, the descent by tokens, and eviction of the least recently used leaf not in use,
+//! from its end.
 //!
-//! Nodes are in one vector, identified by index and generation. There are no pointers between nodes, so nothing recurses,
-//! not even dropping a trie a million levels deep. A generation is never used twice: it is new for every node, and for a
-//! node that lost its last pages, so a handle refers either to the end it was made for, or to nothing.
+//! Nodes are in one vector, identified by index and generation. There are no pointers between nodes, so nothing
+//! recurses, not even dropping a trie a million levels deep. A generation number is never used twice: every new node
+//! gets one, and so does a node that lost its last pages, so that a handle ([`NodeId`]) refers either to the end for
+//! which it was created, or to nothing.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -14,38 +15,38 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{Error, Tokens};
 
-/// The index that stands for no node.
+/// Index that stands for no node.
 pub(super) const NONE: u32 = u32::MAX;
-/// The index of the root.
+/// Index of the root.
 pub(super) const ROOT: u32 = 0;
 
-/// A handle to a node: to the end of one cached sequence of tokens.
+/// Identifier of a node, and so of the end of one cached sequence of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NodeId {
     pub(super) index: u32,
     pub(super) generation: u64,
 }
 
-/// Consecutive pages, and the blocks that back them.
+/// A node of the trie: consecutive pages of tokens with their blocks.
 #[derive(Debug)]
 pub(super) struct Node<B> {
-    /// The node's tokens, `page_size * blocks.len()` in number; empty for the root only.
+    /// Tokens of the node, `page_size * blocks.len()` in number; empty for the root only.
     pub(super) tokens: Vec<u32>,
     pub(super) blocks: Vec<B>,
     pub(super) parent: u32,
-    /// The first of a linked list of children, in order of insertion; the child that begins with a given page is found
-    /// in the hash table.
+    /// Index of the first child in a linked list of children, in order of insertion. The child that begins with a given
+    /// page is found in a hash table.
     pub(super) first_child: u32,
     pub(super) last_child: u32,
     pub(super) next: u32,
     pub(super) previous: u32,
-    /// The hash of parent and first page, the node's key in the hash table.
+    /// Hash of the parent and the node's first page, the node's key in the hash table of children.
     pub(super) key: u64,
-    /// The sequences that use the node, in increasing order.
+    /// Numbers of the sequences that use the node, in increasing order.
     pub(super) users: SmallVec<[i64; 2]>,
-    /// The time at which the node was made or last released, by the trie's own clock.
+    /// Time at which the node was created or last released, on the trie's clock, which counts operations.
     pub(super) stamp: u64,
-    /// The generation of the node in this slot; 0 for a vacant slot.
+    /// Generation number of the node in this slot; 0 for an unused slot.
     pub(super) generation: u64,
 }
 
@@ -70,7 +71,7 @@ impl<B> Node<B> {
         self.first_child == NONE
     }
 
-    /// Adds a user. Returns true if it is new.
+    /// Records that a sequence uses the node. Returns true if the sequence did not use it before.
     pub(super) fn take(&mut self, sequence: i64) -> bool {
         match self.users.binary_search(&sequence) {
             Ok(_) => false,
@@ -81,7 +82,7 @@ impl<B> Node<B> {
         }
     }
 
-    /// Removes a user, if present.
+    /// Removes a sequence from the users of the node, if present.
     pub(super) fn release(&mut self, sequence: i64) {
         if let Ok(at) = self.users.binary_search(&sequence) {
             self.users.remove(at);
@@ -89,28 +90,30 @@ impl<B> Node<B> {
     }
 }
 
-/// A trie of the cached pages that a prompt can use: see the module's text. `B` is the caller's type of blocks.
+/// A trie of the cached pages that a prompt can use, inside one engine with paged attention. `B` is the caller's type
+/// of blocks.
 #[derive(Debug)]
 pub struct RadixTrie<B> {
     pub(super) page_size: usize,
-    /// The nodes, the root first; vacant slots have generation 0 and are listed in `vacant`.
+    /// Nodes by index, the root first; unused slots have generation 0 and are listed in `vacant`.
     pub(super) nodes: Vec<Node<B>>,
-    /// The vacant slots. The lowest is reused first, so that the end of `nodes` becomes free and can be released.
+    /// Indexes of unused slots. The lowest is reused first, so that the end of `nodes` becomes free and can be
+    /// released.
     pub(super) vacant: BTreeSet<u32>,
-    /// All nodes but the root, by parent and first page.
+    /// Indexes of all nodes but the root, found by parent and first page.
     pub(super) children: HashTable<u32>,
-    /// Unmarked leaves, least recently used first.
+    /// Leaves not in use, by time of last use and index, the least recently used first.
     pub(super) order: BTreeSet<(u64, u32)>,
     pub(super) blocks: usize,
     pub(super) clock: u64,
     pub(super) generation: u64,
-    /// The seed of the table's hashes, random so that chosen pages cannot collide in it.
+    /// Seed of the hash table's hashes, random so that clients cannot choose pages that collide.
     pub(super) seed: u64,
     pub(super) page: Vec<u32>,
 }
 
 impl<B> RadixTrie<B> {
-    /// Makes an empty trie with pages of `page_size` tokens.
+    /// Creates an empty trie with pages of `page_size` tokens.
     ///
     /// # Errors
     ///
@@ -133,20 +136,20 @@ impl<B> RadixTrie<B> {
         })
     }
 
-    /// Tokens in a page.
+    /// Number of tokens in a page.
     #[must_use]
     pub fn page_size(&self) -> usize {
         self.page_size
     }
 
-    /// The handle of the root, at which every sequence begins.
+    /// Identifier of the root, at which every sequence begins.
     #[must_use]
     pub fn root(&self) -> NodeId {
         self.name(ROOT)
     }
 
-    /// Follows the first `length` tokens down from a node, in whole pages. Returns the end reached and the number of
-    /// tokens.
+    /// Follows the first `length` tokens down from a node, in whole pages. Returns the node reached and the number of
+    /// matched tokens.
     pub(super) fn descend(
         &mut self,
         tokens: &(impl Tokens + ?Sized),
@@ -172,7 +175,7 @@ impl<B> RadixTrie<B> {
         (node, at)
     }
 
-    /// The child whose first page equals `tokens` at `at`.
+    /// Child of `parent` whose first page equals the tokens from index `at` on; `None` if there is none.
     fn child(&mut self, parent: u32, tokens: &(impl Tokens + ?Sized), at: usize) -> Option<u32> {
         let mut page = std::mem::take(&mut self.page);
         page.clear();
@@ -187,7 +190,8 @@ impl<B> RadixTrie<B> {
         found
     }
 
-    /// Moves the first `length` tokens of a node into a new node above it. The node keeps its end, and so its handles.
+    /// Splits a node by moving its first `length` tokens into a new node above it. The old node keeps its end, and so
+    /// its identifier stays valid. Returns the new node.
     fn split(&mut self, lower: u32, length: usize) -> u32 {
         let node = &mut self.nodes[lower as usize];
         let (parent, key, stamp) = (node.parent, node.key, node.stamp);
@@ -216,7 +220,7 @@ impl<B> RadixTrie<B> {
         xxh3_64_with_seed(bytemuck::cast_slice(page), self.seed ^ u64::from(parent) << 32)
     }
 
-    /// Adds a node in a vacant slot, not yet linked to others.
+    /// Adds a node in an unused slot, not yet linked to other nodes. Returns its index.
     pub(super) fn add(&mut self, parent: u32, key: u64, tokens: Vec<u32>, blocks: Vec<B>, stamp: u64) -> u32 {
         self.generation += 1;
         let node = Node::new(parent, key, tokens, blocks, stamp, self.generation);
@@ -241,7 +245,7 @@ impl<B> RadixTrie<B> {
         }
     }
 
-    /// Puts a new node in the place of another among its siblings.
+    /// Replaces a node by another one in the linked list of its siblings.
     fn put_in_place_of(&mut self, old: u32, new: u32) {
         let Node { parent, next, previous, .. } = self.nodes[old as usize];
         let node = &mut self.nodes[new as usize];
@@ -249,7 +253,7 @@ impl<B> RadixTrie<B> {
         self.link_neighbours(parent, previous, next, new, new);
     }
 
-    /// Updates the neighbours of a place: their next and previous siblings.
+    /// Updates the links of the neighbours of a node in the list of siblings: their next and previous siblings.
     pub(super) fn link_neighbours(&mut self, parent: u32, previous: u32, next: u32, after: u32, before: u32) {
         match previous {
             NONE => self.nodes[parent as usize].first_child = after,
@@ -278,17 +282,18 @@ impl<B> RadixTrie<B> {
 }
 
 impl<B> RadixTrie<B> {
-    /// Takes up to `wanted` blocks out of the trie, fewer if the rest is in use. The caller owns them from then on.
+    /// Removes up to `wanted` blocks from the trie and returns them to the caller; fewer if all others are in use.
     ///
-    /// Leaves are taken one by one, each leaf's blocks in the order of its tokens. A leaf that is taken in part keeps
-    /// its beginning; handles to its old end become invalid. O(evicted · log leaves).
+    /// Leaves are evicted one by one, each leaf's blocks in the order of its tokens. A leaf that is evicted in part
+    /// keeps its beginning; identifiers of its old end become invalid. O(evicted · log leaves).
     pub fn evict_blocks(&mut self, wanted: usize) -> Vec<B> {
         let mut evicted = Vec::new();
         self.evict_with(wanted, |_, blocks| evicted.extend(blocks));
         evicted
     }
 
-    /// The same as [`Self::evict_blocks`], with the tokens of each part passed beside its blocks.
+    /// Removes up to `wanted` blocks like [`Self::evict_blocks`], and passes the tokens of each part together with its
+    /// blocks to `take`.
     pub fn evict_with(&mut self, wanted: usize, mut take: impl FnMut(&[u32], std::vec::Drain<'_, B>)) {
         let mut left = wanted;
         while left > 0 {
@@ -315,7 +320,8 @@ impl<B> RadixTrie<B> {
         self.give_back();
     }
 
-    /// Removes everything, in use or not, and returns the blocks. Every handle but the root's becomes invalid.
+    /// Removes all nodes but the root, in use or not, and returns their blocks. Identifiers of these nodes become
+    /// invalid.
     pub fn clear(&mut self) -> Vec<B> {
         let nodes = std::mem::take(&mut self.nodes);
         self.nodes.push(Node::new(NONE, 0, Vec::new(), Vec::new(), 0, 1));
@@ -338,9 +344,10 @@ impl<B> RadixTrie<B> {
         }
     }
 
-    /// Releases the slots of evicted nodes at the end of the vector.
+    /// Frees the slots of evicted nodes at the end of the vector.
     ///
-    /// Slots in the middle cannot move, as handles refer to them; the lowest are reused first.
+    /// Nodes in the middle cannot move, since identifiers contain their index; the lowest unused slots are reused
+    /// first.
     fn give_back(&mut self) {
         while self.vacant.last().is_some_and(|&last| last as usize + 1 == self.nodes.len()) {
             self.vacant.pop_last();

@@ -1,12 +1,12 @@
-//! The children of a node: pairs of (key of the first unit, node), in a list while short, then in a hash table.
+//! Children of a tree's node: pairs of key and node, in a list if there are few, else in a hash table.
 //!
 //! The key of text is its first character and identifies one child; the key of tokens is a hash of the first page,
-//! which several children may share: a search compares the child found with its input.
+//! which several children may share, so that a search compares the found child with its input.
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-/// The number of children up to which a scan of the list is faster than hashing.
+/// Number of children up to which a scan of the list is faster than hashing.
 const FEW: usize = 16;
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Children {
         }
     }
 
-    /// The first child with `key` for which `is_it` holds.
+    /// Finds the first child with the given key for which `is_it` returns true.
     pub(crate) fn find(&self, key: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         match self {
             Self::Few(list) => list.iter().find(|&&(k, node)| k == key && is_it(node)).map(|&(_, node)| node),
@@ -63,7 +63,7 @@ impl Children {
         }
     }
 
-    /// Replaces `old` by `new`, with the same key.
+    /// Replaces the child `old` by the child `new`, which has the same key.
     pub(crate) fn replace(&mut self, key: u32, old: u32, new: u32) {
         let slot = match self {
             Self::Few(list) => list.iter_mut().find(|c| c.1 == old),
@@ -109,7 +109,7 @@ impl Children {
         list.into_iter().flatten().chain(table.into_iter().flatten()).map(|&(_, node)| node)
     }
 
-    /// Number of bytes on the heap.
+    /// Heap memory of the children, in bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::Few(list) if list.spilled() => list.capacity() * 8,

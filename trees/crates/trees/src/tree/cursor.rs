@@ -1,7 +1,7 @@
-//! Iteration without a borrow of the tree: each step takes the read lock.
+//! Iteration over a tree without a borrow of it: each step acquires the read lock.
 //!
 //! The path of a node never changes while the node exists (a split divides its edge, not its path), so the cursor keeps
-//! its current path, extends it and cuts it. A node removed before its turn is skipped.
+//! its current path, extends it and cuts it. A node removed before the cursor reaches it is skipped.
 
 use super::nodes::{Core, ROOT};
 use super::shared::SharedTree;
@@ -11,21 +11,21 @@ use super::{Entry, TenantId};
 /// A node on the current path, with its children not yet visited.
 struct Level {
     node: u32,
-    /// Number of items in the node's path.
+    /// Length of the node's path from the root, in items (bytes of text or tokens).
     path: usize,
-    /// The children not yet visited, the next one last.
+    /// Children not yet visited, the next one last.
     children: Vec<(u32, u64)>,
 }
 
-/// A position in a tree.
+/// Position of an iteration over the nodes of a tree.
 pub(crate) struct Cursor<I> {
     path: Vec<I>,
-    /// The nodes on the current path; `None` before the first step.
+    /// Nodes on the current path; `None` before the first step.
     levels: Option<Vec<Level>>,
 }
 
 impl<U: Units> Core<U> {
-    /// The children of a node, ordered by their first steps.
+    /// Children of a node, ordered by their first character or page.
     pub(super) fn sorted_children(&self, node: u32) -> Vec<u32> {
         let mut steps: Vec<(Vec<U::Item>, u32)> = Vec::with_capacity(self.node(node).children.len());
         for number in self.node(node).children.nodes() {
@@ -54,7 +54,7 @@ impl<I: Copy> Cursor<I> {
         Self { path: Vec::new(), levels: None }
     }
 
-    /// Moves to the next node, and returns it.
+    /// Moves to the next node of the tree, and returns it; `None` at the end.
     pub(crate) fn next<U: Units<Item = I>>(&mut self, tree: &SharedTree<U>) -> Option<Entry<Vec<I>>> {
         tree.with(|core| {
             let levels = self.levels.get_or_insert_with(|| vec![core.level(ROOT, 0)]);

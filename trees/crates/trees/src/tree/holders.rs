@@ -1,7 +1,7 @@
-//! The tenants of a tree: their names and numbers, the tenants of a node with the accesses of each, and attaching and
+//! Tenants of a tree: their names and numbers, the tenants of each node with their accesses, and attaching and
 //! detaching them.
 //!
-//! A number is assigned when a tenant first holds a node, and released with its last one.
+//! A number is assigned when a tenant first holds a node, and freed with the tenant's last node.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use super::nodes::{Core, ROOT};
 use super::order::Leaf;
 use super::units::Units;
 
-/// A tenant of a node.
+/// A tenant that holds a node, with its accesses of the node.
 #[derive(Debug)]
 pub(crate) struct Holder {
     pub(crate) tenant: u32,
     /// Number of the node's children that the tenant holds as well; with none, the node is one of the tenant's leaves.
     pub(crate) kids: u32,
-    /// The tick at which the tenant began to hold the node.
+    /// Time at which the tenant began to hold the node, counted in accesses of the tree.
     pub(crate) since: u64,
     accessed: AtomicU64,
     hits: AtomicU32,
@@ -38,7 +38,8 @@ impl Holder {
         Self { tenant, kids: 0, since, accessed: accessed.into(), hits: hits.into(), priority }
     }
 
-    /// The holder of the upper part of a split: no access ended there yet, so it has no hits of its own.
+    /// Copy of this holder for the upper part of a split node: no access ended there yet, so its number of accesses is
+    /// 0.
     fn above(&self) -> Self {
         Self {
             tenant: self.tenant,
@@ -50,17 +51,17 @@ impl Holder {
         }
     }
 
-    /// The tick of the last access that ended here.
+    /// Time of the tenant's last access that ended at the node, counted in accesses of the tree.
     pub(crate) fn accessed(&self) -> u64 {
         self.accessed.load(Relaxed)
     }
 
-    /// Number of accesses that ended here.
+    /// Number of the tenant's accesses that ended at the node.
     pub(crate) fn hits(&self) -> u32 {
         self.hits.load(Relaxed)
     }
 
-    /// Records an access that ends here. Takes a shared reference, since matches run in parallel.
+    /// Records an access that ends at the node. Works with a shared reference, since matches run in parallel.
     pub(crate) fn access(&self, tick: u64) {
         self.accessed.fetch_max(tick, Relaxed);
         // Saturates instead of wrapping.
@@ -69,8 +70,8 @@ impl Holder {
         }
     }
 
-    /// Inherits the accesses, hits and priority of a removed leaf below, so that recency, frequency and priority are as
-    /// if every access had been written on the whole path.
+    /// Adds the accesses and priority of a removed leaf below to this holder, so that recency, frequency and priority
+    /// are the same as if every access had been written to all nodes of its path.
     pub(crate) fn inherit(&mut self, leaf: &Self) {
         self.accessed.fetch_max(leaf.accessed(), Relaxed);
         let hits = self.hits().saturating_add(leaf.hits());
@@ -79,11 +80,11 @@ impl Holder {
     }
 }
 
-/// The holders of a node, by tenant number.
+/// Tenants that hold a node, by tenant number.
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     sorted: SmallVec<[Holder; 1]>,
-    /// Number of the tenant that came first, which a match returns.
+    /// Number of the tenant that has held the node longest, which a match returns.
     first: u32,
 }
 
@@ -117,7 +118,7 @@ impl Holders {
         self.place(tenant).ok().map(|at| &mut self.sorted[at])
     }
 
-    /// Adds a tenant that does not hold the node yet.
+    /// Adds a tenant that did not hold the node.
     pub(crate) fn add(&mut self, holder: Holder) {
         if self.first().is_none_or(|f| holder.since < f.since) {
             self.first = holder.tenant;
@@ -144,19 +145,19 @@ impl Holders {
         Some(gone)
     }
 
-    /// The holders of the upper part of a split of this node.
+    /// Copy of the holders, for the upper of the two nodes into which their node is split.
     pub(crate) fn above(&self) -> Self {
         Self { sorted: self.sorted.iter().map(Holder::above).collect(), first: self.first }
     }
 
-    /// Number of bytes on the heap.
+    /// Heap memory of the holders, in bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         if self.sorted.spilled() { self.sorted.capacity() * size_of::<Holder>() } else { 0 }
     }
 }
 
 impl<U: Units> Core<U> {
-    /// Adds a tenant to a node and to its ancestors that the tenant does not hold, as of `tick`.
+    /// Adds a tenant to a node and to the node's ancestors that the tenant does not hold, with the time `tick`.
     pub(crate) fn attach(&mut self, node: u32, tenant: u32, tick: u64) {
         let (mut at, mut kids, mut added) = (node, 0, 0);
         let mut new_leaf = true;
@@ -183,8 +184,8 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// Removes a tenant from a leaf, and returns the leaf's units. A node without holders is removed, and so is a
-    /// tenant without nodes.
+    /// Removes a tenant from a leaf, and returns the leaf's length in units (characters or tokens). A node without
+    /// holders is removed, and so is a tenant without nodes.
     pub(crate) fn detach(&mut self, node: u32, tenant: u32) -> usize {
         let (units, parent) = (self.node(node).units as usize, self.node(node).parent);
         let Some(gone) = self.change(node, |n| n.holders.remove(tenant)) else { return 0 };
@@ -217,7 +218,7 @@ impl<U: Units> Core<U> {
         units
     }
 
-    /// Records the access at the end of an insert, and enqueues the leaf for eviction.
+    /// Records the access at the end of an insert, and adds the leaf to the tenant's order of eviction.
     pub(crate) fn end_insert(&mut self, node: u32, tenant: u32, tick: u64, priority: i32) {
         if let Some(holder) = self.node_mut(node).holders.get_mut(tenant) {
             holder.access(tick);
@@ -226,7 +227,8 @@ impl<U: Units> Core<U> {
         self.enqueue(node, tenant);
     }
 
-    /// Adds a holder to a node while a snapshot is read. Returns false if the tenant does not hold the parent.
+    /// Adds a holder to a node while a snapshot is being restored. Returns false if the tenant does not hold the
+    /// parent.
     pub(crate) fn restore_holder(&mut self, node: u32, holder: Holder) -> bool {
         let (tenant, parent) = (holder.tenant, self.node(node).parent);
         if parent != ROOT {
@@ -242,7 +244,7 @@ impl<U: Units> Core<U> {
         true
     }
 
-    /// Enqueues all leaves after a snapshot has been read.
+    /// Adds all leaves to their tenants' orders of eviction, after a snapshot was restored.
     pub(crate) fn enqueue_all(&mut self) {
         for number in 1..self.nodes.len() as u32 {
             let leaves: Vec<u32> = self
@@ -263,15 +265,15 @@ impl<U: Units> Core<U> {
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) name: TenantId,
-    /// Number of units that the tenant holds.
+    /// Number of units (characters or tokens) that the tenant holds.
     pub(crate) units: usize,
-    /// Number of nodes without a child that the tenant holds.
+    /// Number of the tenant's leaves: nodes that the tenant holds without any of their children.
     pub(crate) leaves: usize,
-    /// The leaves by rank, and some outdated entries: see `order.rs`.
+    /// Heap of the tenant's leaves by rank in the order of eviction, with some outdated entries (`order.rs`).
     pub(crate) order: BinaryHeap<Leaf>,
 }
 
-/// All tenants with at least one node.
+/// All tenants that hold at least one node, by number and by name.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
     numbers: HashMap<TenantId, u32>,
@@ -285,7 +287,7 @@ impl Tenants {
         self.numbers.get(name).copied()
     }
 
-    /// The number of a tenant, assigned if new.
+    /// Returns the number of a tenant's name; a new tenant gets a free number.
     pub(crate) fn intern(&mut self, name: &str) -> u32 {
         if let Some(number) = self.number(name) {
             return number;
@@ -307,7 +309,7 @@ impl Tenants {
         number
     }
 
-    /// Removes a tenant without nodes.
+    /// Removes a tenant that holds no nodes.
     pub(crate) fn forget(&mut self, number: u32) {
         if let Some(tenant) = self.list[number as usize].take() {
             self.name_bytes -= tenant.name.len();

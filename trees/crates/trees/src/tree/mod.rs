@@ -44,31 +44,32 @@ pub(crate) use text::Text;
 pub(crate) use tokens::Tokens;
 pub(crate) use units::Units;
 
-/// The name of a tenant: a worker, usually by its URL.
+/// Name of a tenant: a worker, usually given by its URL.
 pub type TenantId = Arc<str>;
 
-/// The result of a match.
+/// Result of a match: the tenant with the longest prefix of a prompt, and lengths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefixMatch {
-    /// The tenant that holds the matched prefix, among several the one that has held its last node longest; `None` iff
-    /// nothing matched.
+    /// Tenant that holds the matched prefix; among several, the one that has held the prefix's last node longest.
+    /// `None` if nothing matched.
     pub tenant: Option<TenantId>,
-    /// Number of units matched: characters (Unicode scalar values) or tokens.
+    /// Length of the matched prefix, in characters (Unicode scalar values) or tokens.
     pub matched: usize,
-    /// Number of units in the input.
+    /// Length of the prompt, in characters or tokens.
     pub input: usize,
-    /// Number of units of the input that could match: whole pages only. Equal to `input` for text.
+    /// Length of the part of the prompt that could match, in characters or tokens: whole pages only. Equal to `input`
+    /// for text.
     pub paged: usize,
 }
 
 impl PrefixMatch {
-    /// The share of the input that matched; 0 for an empty input.
+    /// Share of the prompt that matched, 0 to 1; 0 for an empty prompt.
     #[must_use]
     pub fn hit_ratio(&self) -> f64 {
         ratio(self.matched, self.input)
     }
 
-    /// The share of the input's whole pages that matched; 0 if it has none.
+    /// Share of the prompt's whole pages that matched, 0 to 1; 0 if there are none.
     #[must_use]
     pub fn paged_ratio(&self) -> f64 {
         ratio(self.matched, self.paged)
@@ -79,17 +80,17 @@ fn ratio(part: usize, of: usize) -> f64 {
     if of == 0 { 0.0 } else { part as f64 / of as f64 }
 }
 
-/// A node, as returned by iteration.
+/// A node of a tree, as returned by iteration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<P> {
-    /// All units from the root to the end of the node.
+    /// Text or tokens from the root to the end of the node.
     pub path: P,
-    /// The node's holders by name, each with the tick of the last access that ended at this node (or below it, in a
-    /// part evicted since).
+    /// Tenants that hold the node, sorted by name, each with the time of its last access that ended at the node (or
+    /// below it, in a part evicted since), counted in accesses of the tree.
     pub tenants: Vec<(TenantId, u64)>,
 }
 
-/// The reason why a call was refused. A refused call has changed nothing.
+/// Reason why a call on a tree was refused. A refused call has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
@@ -99,7 +100,7 @@ pub enum TreeError {
         /// The given page size.
         got: usize,
     },
-    /// The policy is unknown.
+    /// The name of the eviction policy is unknown.
     #[error(
         "unknown eviction policy {name:?}: it is one of \"lru\", \"lfu\", \"fifo\", \"mru\", \"filo\", \"priority\""
     )]
@@ -110,13 +111,13 @@ pub enum TreeError {
     /// The bytes are not a snapshot of a tree of this kind.
     #[error("not a snapshot: {why}")]
     Snapshot {
-        /// The fault in the bytes.
+        /// Description of the error in the bytes.
         why: &'static str,
     },
 }
 
 impl TreeError {
-    /// The error's code, the same in every release.
+    /// Code of the error, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

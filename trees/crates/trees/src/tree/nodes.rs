@@ -1,4 +1,4 @@
-//! Nodes, and the runs that contain their edges.
+//! Nodes of a tree, and runs: shared buffers of text or tokens that contain the nodes' edges.
 //!
 //! Nodes are identified by number. A number is reused after its node is removed, so a reference kept without the lock
 //! includes the node's `birth`, which is unique, and its `shape`, which changes with its edge.
@@ -12,10 +12,10 @@ use super::order::{EvictionPolicy, Leaf};
 use super::path_hash::PathHasher;
 use super::units::{Mark, Units};
 
-/// The number of the root, which has no holders and no edge.
+/// Number of the root, which has no holders and no edge.
 pub(crate) const ROOT: u32 = 0;
 
-/// A stored run, and the number of its items that nodes still use.
+/// A run, that is, a shared buffer of items (bytes of text or tokens), with the number of items that nodes still use.
 pub(crate) struct Run<B> {
     pub(crate) buffer: B,
     items: u32,
@@ -33,7 +33,8 @@ pub(crate) struct Node<B> {
     pub(crate) shape: u32,
     pub(crate) parent: u32,
     pub(crate) key: u32,
-    /// The beginning of the edge in its run; then the edge's items and its units.
+    /// Position in the run at which the node's edge begins. The following fields are the edge's numbers of items (bytes
+    /// or tokens) and units (characters or tokens).
     pub(crate) from: Mark,
     pub(crate) items: u32,
     pub(crate) units: u32,
@@ -48,21 +49,23 @@ impl<B> Node<B> {
     }
 }
 
-/// The place where a descent ended.
+/// Place in the tree at which a descent along an input ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Descent {
     pub(crate) node: u32,
     pub(crate) birth: u64,
     pub(crate) shape: u32,
-    /// Number of items matched within the node's edge; then the mark of their end in the edge's run.
+    /// Number of items (bytes or tokens) matched within the node's edge. The next field is the position of their end in
+    /// the edge's run.
     pub(crate) within: u32,
     pub(crate) mark: Mark,
-    /// Numbers of matched items and units in all.
+    /// Number of items (bytes or tokens) matched since the root. The next field is the number of units (characters or
+    /// tokens).
     pub(crate) items: usize,
     pub(crate) units: usize,
 }
 
-/// A new run, with its numbers of items and units.
+/// A new run (buffer of text or tokens), with its numbers of items and units.
 pub(crate) struct Piece<B> {
     pub(crate) run: Arc<Run<B>>,
     pub(crate) items: usize,
@@ -77,13 +80,13 @@ pub(crate) struct Core<U: Units> {
     free: Vec<u32>,
     pub(crate) tenants: Tenants,
     births: u64,
-    /// Number of accesses so far.
+    /// Number of accesses of the tree so far, which serves as its clock.
     pub(crate) ticks: AtomicU64,
-    /// Number of units held, by all tenants together.
+    /// Sum of the units (characters or tokens) held by all tenants.
     pub(crate) units: usize,
-    /// Memory of nodes, their heap data, and runs, in bytes.
+    /// Memory of the nodes, their heap data, and the runs that contain their edges, in bytes.
     pub(crate) stored: usize,
-    /// Number of entries in the tenants' orders.
+    /// Number of entries in the tenants' orders of eviction.
     pub(crate) queued: usize,
 }
 
@@ -120,7 +123,7 @@ impl<U: Units> Core<U> {
         self.nodes.get(node as usize)?.as_deref()
     }
 
-    /// A node that exists: referenced by a parent, a child or the caller.
+    /// Returns a node by its number, which must exist: a parent, a child or the caller refers to it.
     pub(crate) fn node(&self, node: u32) -> &Node<U::Buffer> {
         match self.try_node(node) {
             Some(node) => node,
@@ -135,7 +138,7 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// True if the node of `found` still exists, with an unchanged edge.
+    /// True if the node of an earlier descent still exists, with an unchanged edge.
     pub(crate) fn still(&self, found: &Descent) -> bool {
         self.try_node(found.node).is_some_and(|n| n.birth == found.birth && n.shape == found.shape)
     }
@@ -184,7 +187,7 @@ impl<U: Units> Core<U> {
         self.births
     }
 
-    /// Changes a node, and counts the change of its heap memory.
+    /// Changes a node by a function, and updates the count of its heap memory.
     pub(super) fn change<T>(&mut self, node: u32, how: impl FnOnce(&mut Node<U::Buffer>) -> T) -> T {
         let node = self.node_mut(node);
         let before = node.heap_bytes();
@@ -199,7 +202,8 @@ impl<U: Units> Core<U> {
         16 + size_of::<Run<U::Buffer>>() + U::bytes(&run.buffer)
     }
 
-    /// Adds a node under `parent`, without holders, whose edge is `items` items of a run, starting at `from`.
+    /// Adds a node under `parent`, without holders. Its edge consists of `items` items (bytes or tokens) of a run, from
+    /// the position `from` on.
     pub(crate) fn grow(
         &mut self,
         parent: u32,
@@ -229,7 +233,7 @@ impl<U: Units> Core<U> {
         node
     }
 
-    /// Splits a node's edge. Returns the number of the new upper part.
+    /// Splits a node's edge into two nodes. Returns the number of the new upper node.
     pub(crate) fn split(&mut self, lower: u32, items: u32, units: u32, mark: Mark, lower_key: u32) -> u32 {
         let (birth, node) = (self.birth(), self.node(lower));
         let (parent, key) = (node.parent, node.key);
@@ -275,8 +279,10 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// Copies the used part of a run to a new one. The nodes of a run lie on one path, and the lowest are removed
-    /// first, so they are found upwards from the parent of the removed one.
+    /// Copies the part of a run (buffer of text or tokens) that nodes still use to a new run, to free memory.
+    ///
+    /// The nodes of a run lie on one path, and the lowest are removed first, so they are found upwards from `lowest`,
+    /// the parent of the removed node.
     fn trim(&mut self, lowest: u32, run: &Arc<Run<U::Buffer>>, live: u32) {
         let shares = |node: u32| self.node(node).run.as_ref().is_some_and(|r| Arc::ptr_eq(r, run));
         if !shares(lowest) {
@@ -306,7 +312,7 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// Releases excess capacity of the lists.
+    /// Frees unused capacity of the lists of nodes.
     pub(crate) fn shrink(&mut self) {
         if self.free.len() < 1024 || self.free.len() * 2 < self.nodes.len() {
             return;
@@ -320,12 +326,13 @@ impl<U: Units> Core<U> {
         self.nodes.shrink_to(self.nodes.len() + self.nodes.len() / 8);
     }
 
-    /// Continues the numbering of births of another tree, which this one replaces.
+    /// Continues the numbering of nodes' births from another tree, which this tree replaces.
     pub(crate) fn births_from(&mut self, other: &Self) {
         self.births = other.births;
     }
 
-    /// The node whose whole path has this hash, and its birth. Walks the tree: O(bytes stored).
+    /// Finds the node whose path from the root has the given hash. Returns its number and its birth. Walks the tree:
+    /// O(bytes stored).
     pub(crate) fn find_hash(&self, hash: u64) -> Option<(u32, u64)> {
         let mut stack = vec![(ROOT, PathHasher::new())];
         let mut edge = Vec::new();

@@ -1,13 +1,12 @@
-//! The order of eviction: the policies, one heap of leaves per tenant with ranks corrected on removal, and the evictions of
-//! whole leaves.
+//! Order of eviction in a tree: the policies, one heap of leaves per tenant, and the eviction of whole leaves.
 //!
-//! A match that postpones a leaf holds only the read lock and does not update the heap. The rank of an entry is therefore
-//! compared with the leaf's present rank when the entry comes to the top, and a postponed leaf goes back. The rank in the
-//! heap is never larger than the present one, so the first entry with an unchanged rank is the first leaf. Each access
-//! causes at most one comparison: an eviction costs O(log n) for each evicted leaf and for each access since the eviction
-//! before.
+//! A match that postpones a leaf's eviction holds only the read lock and does not update the heap. The rank of an entry
+//! is therefore compared with the leaf's present rank when the entry comes to the top, and a postponed leaf goes back.
+//! The rank in the heap is never larger than the present one, so the first entry with an unchanged rank is the first
+//! leaf. Each access causes at most one comparison: an eviction costs O(log n) for each evicted leaf and for each
+//! access since the eviction before.
 //!
-//! Under MRU an access brings a leaf forward; there the match adds an entry with the new rank (`shared.rs`).
+//! Under the policy MRU an access brings a leaf forward; the match then adds an entry with the new rank (`shared.rs`).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,13 +16,13 @@ use super::holders::{Holder, Tenant};
 use super::nodes::Core;
 use super::units::Units;
 
-/// A rule for the order of evictions among a tenant's leaves.
+/// Rule for the order in which a tenant's leaves are evicted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum EvictionPolicy {
     /// Evicts the least recently used leaf.
     #[default]
     Lru,
-    /// Evicts the leaf with the fewest accesses; of several, the least recently used.
+    /// Evicts the leaf with the fewest accesses; among equals, the least recently used.
     Lfu,
     /// Evicts the leaf held for the longest time.
     Fifo,
@@ -31,15 +30,15 @@ pub enum EvictionPolicy {
     Mru,
     /// Evicts the leaf held for the shortest time.
     Filo,
-    /// Evicts the leaf of the lowest priority; of several, the least recently used.
+    /// Evicts the leaf of the lowest priority; among equals, the least recently used.
     Priority,
 }
 
-/// The rank of a leaf in the order of eviction, the smallest first.
+/// Rank of a leaf in the order of eviction: the smallest is evicted first.
 pub(crate) type Rank = (u64, u64);
 
-/// A heap entry: a node that was a leaf of a tenant, with its rank at that time. The largest of the heap is evicted
-/// first.
+/// An entry of a tenant's heap: a node that was a leaf of the tenant, with its rank at that time. The reversal makes
+/// the smallest rank the largest entry, which is evicted first.
 pub(crate) type Leaf = (Reverse<Rank>, u32);
 
 impl EvictionPolicy {
@@ -72,8 +71,8 @@ impl EvictionPolicy {
         }
     }
 
-    /// True if an access can bring a leaf forward. Under every other policy an access only postpones it, so an outdated
-    /// rank in the heap is never too large.
+    /// True if an access can bring a leaf's eviction forward. Under every other policy an access only postpones the
+    /// eviction, so an outdated rank in the heap is never too large.
     pub(crate) fn access_hastens(self) -> bool {
         self == Self::Mru
     }
@@ -96,17 +95,17 @@ impl std::fmt::Display for EvictionPolicy {
     }
 }
 
-/// Number of outdated entries that a heap may have beyond the number of leaves.
+/// Maximum number of outdated entries in a heap beyond the number of leaves.
 const STALE: usize = 64;
 
 impl<U: Units> Core<U> {
-    /// The present rank of a leaf; `None` if the node is not a leaf of the tenant.
+    /// Present rank of a leaf in the order of eviction; `None` if the node is not a leaf of the tenant.
     fn leaf_rank(&self, node: u32, tenant: u32) -> Option<Rank> {
         let holder = self.try_node(node)?.holders.get(tenant)?;
         (holder.kids == 0).then(|| self.policy.rank(holder))
     }
 
-    /// Adds a leaf to its tenant's order.
+    /// Adds a leaf to its tenant's order of eviction.
     pub(crate) fn enqueue(&mut self, node: u32, tenant: u32) {
         let Some(rank) = self.leaf_rank(node, tenant) else { return };
         let Some(Tenant { order, leaves, .. }) = self.tenants.get_mut(tenant) else { return };
@@ -128,7 +127,7 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// The first leaf of a tenant, and its rank; it stays in the heap.
+    /// Returns the leaf of a tenant that is evicted first, and its rank; the leaf stays in the heap.
     pub(super) fn first_leaf(&mut self, tenant: u32) -> Option<(Rank, u32)> {
         loop {
             let &(Reverse(was), node) = self.tenants.get(tenant)?.order.peek()?;
@@ -151,14 +150,15 @@ impl<U: Units> Core<U> {
 }
 
 impl<U: Units> Core<U> {
-    /// Evicts the first leaf of a tenant. Returns the leaf's units, 0 if the tenant has no leaf.
+    /// Evicts the first leaf of a tenant. Returns the leaf's length in units (characters or tokens), 0 if the tenant
+    /// has no leaf.
     fn evict_first(&mut self, tenant: u32) -> usize {
         let Some((_, node)) = self.first_leaf(tenant) else { return 0 };
         self.detach(node, tenant)
     }
 
-    /// Evicts leaves of a tenant, at most `leaves` of them, until the tenant holds at most `most` units. Returns the
-    /// units evicted.
+    /// Evicts at most `leaves` leaves of a tenant, until the tenant holds at most `most` units (characters or tokens).
+    /// Returns the number of units evicted.
     pub(crate) fn evict_tenant(&mut self, tenant: u32, most: usize, leaves: usize) -> usize {
         let mut evicted = 0;
         for _ in 0..leaves {
@@ -170,7 +170,8 @@ impl<U: Units> Core<U> {
         evicted
     }
 
-    /// Evicts the first leaves of all tenants, at most `leaves`, until `done`. Returns the units evicted.
+    /// Evicts at most `leaves` leaves of all tenants, in the order of the policy, until `done` returns true. Returns
+    /// the number of units (characters or tokens) evicted.
     pub(crate) fn evict_until(&mut self, leaves: usize, done: impl Fn(&Self) -> bool) -> usize {
         if done(self) {
             return 0;
@@ -192,7 +193,8 @@ impl<U: Units> Core<U> {
         evicted
     }
 
-    /// Removes a tenant from a node and all below it, the lowest first. Returns the units removed.
+    /// Removes a tenant from a node and all nodes below it, the lowest first. Returns the number of units (characters
+    /// or tokens) removed.
     pub(crate) fn detach_below(&mut self, top: u32, tenant: u32) -> usize {
         let holds = |n: u32| self.try_node(n).is_some_and(|n| n.holders.get(tenant).is_some());
         let mut found: Vec<u32> = [top].into_iter().filter(|&n| holds(n)).collect();

@@ -1,9 +1,10 @@
-//! A code for pairs of bytes: common pairs of a tree's text take one byte, nearly all others two.
+//! A compressing code for pairs of bytes: common pairs of a tree's text have codes of one byte, nearly all others of
+//! two.
 //!
-//! Text is most of a tree's memory. Codes over longer contexts compress better and are too slow here: an insert may
-//! take well under a nanosecond per byte. Here a pair is one table look-up, and the next pair depends on it only for
-//! its output position. Texts with equal beginnings have equal codes, so an input is compared with stored code pair by
-//! pair, without decoding.
+//! Text is most of a tree's memory. Codes over longer contexts compress better but are too slow: an insert may take
+//! well under a nanosecond per byte. With this code a pair is one table lookup, and the next pair depends on it only
+//! for its output position. Texts with equal beginnings have equal codes, so an input is compared with stored code pair
+//! by pair, without decoding.
 //!
 //! ```text
 //!   0..ONE            one byte:    a common pair
@@ -11,20 +12,21 @@
 //!   ESCAPE, a, b      three bytes: any pair
 //! ```
 
-/// Number of pairs with a code of one byte.
+/// Number of byte pairs with a code of one byte.
 const ONE: usize = 224;
 const ESCAPE: usize = 255;
-/// Number of pairs with a code of two bytes.
+/// Number of byte pairs with a code of two bytes.
 const TWO: usize = (ESCAPE - ONE) * 256;
 /// Number of bytes that must follow a code's first byte, so that it can be read as one word.
 pub(super) const PAD: usize = 4;
-/// Number of pairs compared before the result is checked.
+/// Number of byte pairs compared before the result is checked.
 const STRIDE: usize = 16;
-/// Number of bytes of text encoded and then compared as code, while all is equal, which is the faster way.
+/// Length of text that is encoded and then compared as code, in bytes; this is the faster way as long as everything is
+/// equal.
 const CHUNK: usize = 512;
 
 pub(super) struct PairCode {
-    /// The code of each pair in the low bytes, and its length in the top byte.
+    /// Code of each byte pair in the low bytes, and the code's length in the top byte.
     codes: Box<[u32]>,
     one: [[u8; 2]; ONE],
     two: Box<[[u8; 2]]>,
@@ -35,7 +37,7 @@ fn index(pair: [u8; 2]) -> usize {
 }
 
 impl PairCode {
-    /// Makes a code for the frequencies of a sample.
+    /// Creates a code for the frequencies of byte pairs in a sample of text.
     pub(super) fn learn(sample: &[u8]) -> Self {
         let mut pairs = vec![0u32; 1 << 16];
         let mut bytes = [0u64; 256];
@@ -72,8 +74,8 @@ impl PairCode {
         size_of::<Self>() + self.codes.len() * 4 + self.two.len() * 2
     }
 
-    /// Encodes `text` into `out`, which has at least 3/2 of its length and [`PAD`] more. Returns the length of the
-    /// code. An odd last byte is encoded with a zero after it.
+    /// Encodes `text` into `out`, which has at least 3/2 of its length and [`PAD`] bytes more. Returns the length of
+    /// the code. An odd last byte is encoded with a zero after it.
     pub(super) fn encode(&self, text: &[u8], out: &mut [u8]) -> usize {
         let codes: &[u32; 1 << 16] = match self.codes.as_ref().try_into() {
             Ok(codes) => codes,
@@ -95,7 +97,7 @@ impl PairCode {
         at
     }
 
-    /// The pair at `at`, and the length of its code.
+    /// Decodes the byte pair at the position `at`. Also returns the length of its code.
     #[inline]
     pub(super) fn decode(&self, code: &[u8], at: usize) -> ([u8; 2], usize) {
         let first = usize::from(code[at]);
@@ -108,14 +110,15 @@ impl PairCode {
         }
     }
 
-    /// The length of the code whose first byte is `first`.
+    /// Length of the code whose first byte is `first`, in bytes.
     #[inline]
     pub(super) fn length(first: u8) -> usize {
         1 + usize::from(usize::from(first) >= ONE) + usize::from(usize::from(first) == ESCAPE)
     }
 
-    /// Compares `text` with the code from `at` on, except a rest of less than two strides. Returns the number of equal
-    /// bytes, a multiple of a stride, the position of their end in the code, and a position a little before that.
+    /// Compares `text` with the code from position `at` on, except for a rest of less than two strides of [`STRIDE`]
+    /// pairs. Returns the number of equal bytes, a multiple of a stride; the position of their end in the code; and an
+    /// earlier position near that end, as pair of text and code.
     pub(super) fn strides(&self, code: &[u8], mut at: usize, text: &[u8]) -> (usize, usize, (usize, usize)) {
         const MASKS: [u32; 4] = [0, 0xff, 0xffff, 0xff_ffff];
         let mut equal = 0;

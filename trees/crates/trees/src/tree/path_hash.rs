@@ -1,23 +1,23 @@
-//! Hashes of paths: 64 bits that routers exchange in place of a whole prompt.
+//! Hashes of nodes' paths: 64 bits that routers exchange in place of a whole prompt.
 //!
 //! The first 8 bytes, little-endian, of BLAKE3 over the path's UTF-8 bytes or its tokens' little-endian bytes, as in
-//! other routers. 0 means "everything" and is never a path's hash: a path with this hash gets 1.
+//! other routers. 0 means "all nodes" and is never a path's hash: a path with this hash gets 1.
 
-/// The value, in place of a path's hash, for everything that a tenant holds.
+/// Value in place of a path's hash that stands for all nodes that a tenant holds.
 pub const GLOBAL_EVICTION_HASH: u64 = 0;
 
-/// An incremental hasher of a path.
+/// Incremental computation of the hash of a node's path.
 #[derive(Debug, Clone, Default)]
 pub struct PathHasher(blake3::Hasher);
 
 impl PathHasher {
-    /// Makes the hasher of the empty path.
+    /// Creates a hasher for the empty path.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends text.
+    /// Appends text to the path.
     pub fn update_text(&mut self, text: &str) {
         self.update_bytes(text.as_bytes());
     }
@@ -26,7 +26,7 @@ impl PathHasher {
         self.0.update(bytes);
     }
 
-    /// Appends tokens.
+    /// Appends tokens to the path.
     pub fn update_tokens(&mut self, tokens: &[u32]) {
         if cfg!(target_endian = "little") {
             self.0.update(bytemuck::cast_slice(tokens));
@@ -37,7 +37,7 @@ impl PathHasher {
         }
     }
 
-    /// The hash of the path so far; more may follow.
+    /// Hash of the path so far; more may be appended.
     #[must_use]
     pub fn finish(&self) -> u64 {
         let mut first = [0; 8];
@@ -46,7 +46,7 @@ impl PathHasher {
     }
 }
 
-/// The hash of a path of text, never [`GLOBAL_EVICTION_HASH`].
+/// Computes the hash of a path of text, which is never [`GLOBAL_EVICTION_HASH`].
 #[must_use]
 pub fn hash_node_path(path: &str) -> u64 {
     let mut hasher = PathHasher::new();
@@ -54,7 +54,7 @@ pub fn hash_node_path(path: &str) -> u64 {
     hasher.finish()
 }
 
-/// The hash of a path of tokens, never [`GLOBAL_EVICTION_HASH`].
+/// Computes the hash of a path of tokens, which is never [`GLOBAL_EVICTION_HASH`].
 #[must_use]
 pub fn hash_token_path(tokens: &[u32]) -> u64 {
     let mut hasher = PathHasher::new();

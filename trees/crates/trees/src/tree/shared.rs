@@ -1,12 +1,14 @@
-//! A tree shared by threads: one lock, the sizes, and the matches, which follow an input down the tree under the read lock.
+//! A tree shared by threads: one lock, the sizes, and the matches, which follow an input down the tree under the read
+//! lock.
 //!
-//! One lock for the tree: prompts of a fleet begin alike, so shards by the first unit would be one shard. Nearly all the
-//! time of a call is spent comparing its input with the stored edges, under the read lock, and encoding new edges, under
-//! none. The write lock is for splicing, which costs the same for a long prompt and a short one: a caller that has compared
-//! under the read lock records where the match ended, and begins there if the node is still the same (`birth`).
+//! There is one lock for the tree: prompts of a fleet begin alike, so shards by the first unit would be one shard.
+//! Nearly all the time of a call is spent comparing its input with the stored edges, under the read lock, and encoding
+//! new edges, without a lock. The write lock is held only to add prepared edges, which costs the same for a long prompt
+//! and a short one: a caller that has compared under the read lock records where the match ended, and begins there if
+//! the node is still the same (`birth`).
 //!
-//! No lock is held while a caller's function runs, nor across two slices of a long eviction. Inserts and evictions are in
-//! `shared_changes.rs`.
+//! No lock is held while a caller's function runs, nor across two slices of a long eviction. Inserts and evictions are
+//! in `shared_changes.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -18,10 +20,10 @@ use super::order::EvictionPolicy;
 use super::units::Units;
 use super::{PrefixMatch, TenantId};
 
-/// The budget of a tree without one.
+/// Memory limit of a tree that has no limit.
 pub(crate) const NONE: usize = usize::MAX;
 
-/// A tree of text or tokens with its lock.
+/// A tree of text or tokens with the lock under which threads share it.
 pub(crate) struct SharedTree<U: Units> {
     pub(crate) core: RwLock<Core<U>>,
     pub(crate) units: Arc<U>,
@@ -101,7 +103,8 @@ impl<U: Units> SharedTree<U> {
 }
 
 impl<U: Units> SharedTree<U> {
-    /// Finds the match and the place where it ends. `input` consists of whole steps.
+    /// Finds the tenant with the longest prefix of an input, and the place in the tree where the prefix ends. `input`:
+    /// whole characters or pages.
     fn find(&self, input: &[U::Item]) -> (Descent, Option<TenantId>) {
         if input.is_empty() {
             return (START, None);
@@ -119,7 +122,7 @@ impl<U: Units> SharedTree<U> {
         (found, name)
     }
 
-    /// Updates the order of eviction after an access that brings a leaf forward.
+    /// Updates a tenant's order of eviction after an access that brings a leaf's eviction forward.
     fn hasten(&self, found: &Descent, tenant: u32) {
         let mut core = self.core.write();
         if core.try_node(found.node).is_some_and(|n| n.birth == found.birth) {
@@ -140,13 +143,13 @@ impl<U: Units> SharedTree<U> {
         (found, PrefixMatch { tenant, matched: found.units, input, paged })
     }
 
-    /// Number of matching items, and the tenant.
+    /// Length of the longest prefix in items (bytes or tokens), and the tenant that has it.
     pub(crate) fn prefix(&self, input: &[U::Item]) -> (usize, Option<TenantId>) {
         let (found, tenant) = self.find(self.whole(input));
         (found.items, tenant)
     }
 
-    /// The depth to which one tenant matches, in units.
+    /// Depth to which one tenant has the input, in units (characters or tokens).
     pub(crate) fn match_tenant(&self, input: &[U::Item], tenant: &str) -> usize {
         let whole = self.whole(input);
         let core = self.core.read();
@@ -162,7 +165,7 @@ impl<U: Units> SharedTree<U> {
         depth
     }
 
-    /// The depth to which every tenant matches, in units: deepest first, equal depths by name.
+    /// Depth to which every tenant has the input, in units (characters or tokens): deepest first, equal depths by name.
     pub(crate) fn match_all(&self, input: &[U::Item]) -> Vec<(TenantId, usize)> {
         let whole = self.whole(input);
         let core = self.core.read();
@@ -190,12 +193,12 @@ impl<U: Units> SharedTree<U> {
     }
 }
 
-/// The place where every descent begins: the root.
+/// Place where every descent begins: the root.
 pub(crate) const START: Descent = Descent { node: ROOT, birth: 0, shape: 0, within: 0, mark: 0, items: 0, units: 0 };
 
 impl<U: Units> Core<U> {
-    /// Follows `input` down from `found` as far as it matches. The rest of the edge at `found` is not compared: the
-    /// input differs from it, or is at its end.
+    /// Follows `input` down the tree from `found` as far as it matches. The rest of the edge at `found` is not
+    /// compared: the input differs from it, or the edge is at its end.
     pub(crate) fn descend(&self, mut found: Descent, input: &[U::Item]) -> Descent {
         let units = &*self.units_of;
         let mut at = self.node(found.node);
@@ -227,14 +230,15 @@ impl<U: Units> Core<U> {
         found
     }
 
-    /// Records an access of a tenant that ends at `node`.
+    /// Records an access of a tenant that ends at the node `node`.
     pub(crate) fn access(&self, node: u32, tenant: u32) {
         if let Some(holder) = self.node(node).holders.get(tenant) {
             holder.access(self.tick());
         }
     }
 
-    /// The deepest node on the path to `found` that a tenant holds, and the number of units matched down to there.
+    /// Deepest node on the path to `found` that a tenant holds, and the number of units (characters or tokens) matched
+    /// down to it.
     pub(crate) fn deepest_of(&self, found: &Descent, tenant: u32) -> Option<(u32, usize)> {
         let (mut node, mut depth) = (found.node, found.units);
         while node != ROOT {
@@ -263,7 +267,7 @@ impl<U: Units> Core<U> {
         above
     }
 
-    /// Splits the edge at `found` if needed, and returns the node that ends there.
+    /// Splits the edge at `found` if the match ends within it, and returns the node that ends there.
     pub(crate) fn boundary(&mut self, found: &Descent) -> u32 {
         let node = self.node(found.node);
         if found.within == node.items {

@@ -1,5 +1,5 @@
-//! Inserts (compared under the read lock, encoded under none, spliced under the write lock), and evictions in slices with no
-//! lock between them.
+//! Changes of a tree shared by threads: inserts (compared under the read lock, encoded without a lock, added under the
+//! write lock), and evictions in slices without a lock between them.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -9,7 +9,7 @@ use super::shared::{NONE, START, SharedTree};
 use super::units::Units;
 use super::{PrefixMatch, TenantId};
 
-/// Number of attempts without the write lock before one with it.
+/// Number of attempts to insert with the read lock before an attempt that holds the write lock throughout.
 const TRIES: usize = 3;
 
 impl<U: Units> SharedTree<U> {
@@ -29,7 +29,7 @@ impl<U: Units> SharedTree<U> {
         Ok(result)
     }
 
-    /// Inserts, from the place where a descent has ended.
+    /// Inserts an input for a tenant, beginning at the place where a descent has ended.
     fn insert_at(&self, mut found: Descent, input: &[U::Item], tenant: &str, priority: i32) {
         if input.is_empty() {
             return;
@@ -61,8 +61,8 @@ impl<U: Units> SharedTree<U> {
         self.keep_budget(core);
     }
 
-    /// Records an access, which suffices if the tenant already holds exactly this input. Returns false, without a
-    /// change, in any other case.
+    /// Records an access, which is all that an insert does if the tenant already holds exactly this input. Returns
+    /// false, without a change, in any other case.
     fn access_only(&self, core: &Core<U>, found: &Descent, input: &[U::Item], tenant: &str, priority: i32) -> bool {
         if found.items < input.len() || core.policy.access_hastens() {
             return false;
@@ -85,7 +85,8 @@ impl<U: Units> SharedTree<U> {
         pieces
     }
 
-    /// Splices `pieces`, the input from `found` on, into the tree, and attaches the tenant to their path.
+    /// Adds the part of the input after `found` to the tree, given as the prepared runs `pieces`, and attaches the
+    /// tenant to the path.
     pub(crate) fn splice(
         &self,
         core: &mut Core<U>,
@@ -123,7 +124,7 @@ impl<U: Units> SharedTree<U> {
     }
 }
 
-/// Number of leaves evicted before other threads get the lock.
+/// Maximum number of leaves evicted before other threads get the lock.
 const SLICE: usize = 512;
 
 impl<U: Units> SharedTree<U> {
@@ -181,8 +182,8 @@ impl<U: Units> SharedTree<U> {
         Some(self.budget.load(Relaxed)).filter(|&b| b != NONE)
     }
 
-    /// Ends an insert: beyond the budget, evicts somewhat more than the excess, so that not every following insert has
-    /// to.
+    /// Ends an insert. Beyond the memory limit, evicts somewhat more than the excess, so that not every following
+    /// insert has to evict.
     pub(crate) fn keep_budget(&self, core: parking_lot::RwLockWriteGuard<'_, Core<U>>) {
         let budget = self.budget.load(Relaxed);
         let stored = core.bytes();
@@ -203,7 +204,7 @@ impl<U: Units> SharedTree<U> {
         drop(old);
     }
 
-    /// Evicts the node with this path hash and all below it, for one tenant or for all.
+    /// Evicts the node with the given path hash and all nodes below it, for one tenant or, if `None`, for all.
     pub(crate) fn evict_path(&self, hash: u64, tenant: Option<&str>) -> usize {
         if hash == GLOBAL_EVICTION_HASH {
             return match tenant {

@@ -1,4 +1,4 @@
-//! A tree as bytes, and back.
+//! Snapshots of a tree: writing it as bytes, and restoring it.
 //!
 //! ```text
 //!   "KVAT" version kind page policy     8 bytes
@@ -7,12 +7,12 @@
 //!     edge       length, then UTF-8 or the tokens as numbers
 //!     holders    count, then for each: tenant, since, accessed, hits, priority (zigzag)
 //!     children   count
-//!   ticks                               matches go on while this is written: it is read when all else is
+//!   ticks                               matches go on during writing: the clock is read last
 //!   XXH3-64 of all that                 8 bytes, little-endian
 //! ```
 //!
-//! Equal trees give equal bytes. A snapshot is checked for everything the tree relies on before the tree is used, and
-//! memory is allocated only as the bytes for it are present.
+//! Equal trees give equal bytes. A snapshot is checked for everything on which the tree relies before the tree is used,
+//! and memory is allocated only as the bytes for it are present.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,14 +35,14 @@ fn refuse(why: &'static str) -> TreeError {
     TreeError::Snapshot { why }
 }
 
-/// The first bytes of a snapshot.
+/// Fields at the beginning of a snapshot.
 pub(crate) struct Header<'a> {
     pub(crate) page: usize,
     policy: EvictionPolicy,
     body: &'a [u8],
 }
 
-/// Checks the parts that do not depend on the tree's units.
+/// Checks and reads the beginning of a snapshot, which is the same for text and tokens.
 pub(crate) fn header(bytes: &[u8], kind: u8) -> Result<Header<'_>, TreeError> {
     let (head, _) = bytes.split_at_checked(8).ok_or(refuse("it is shorter than a header"))?;
     if &head[..4] != MAGIC {
@@ -63,7 +63,7 @@ pub(crate) fn header(bytes: &[u8], kind: u8) -> Result<Header<'_>, TreeError> {
 }
 
 impl<U: Units> SharedTree<U> {
-    /// Writes the tree as bytes. Readers continue meanwhile, writers wait.
+    /// Writes the tree as bytes. Readers of the tree continue meanwhile, writers wait.
     pub(crate) fn snapshot(&self) -> Vec<u8> {
         self.with(|core| {
             let mut out = Vec::new();

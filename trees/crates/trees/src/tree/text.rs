@@ -1,8 +1,8 @@
 //! Text in a tree: items are bytes, units are characters, and a step is one character.
 //!
-//! A tree's first text is stored as it is; once there is enough to learn from, a code for pairs of bytes is made, and
-//! later text is encoded (`pair_code.rs`). A new code is made when the traffic has changed and the old one no longer
-//! pays; buffers keep the code they were made with.
+//! A tree's first text is stored as it is. Once there is enough text for its frequencies, a code for pairs of bytes is
+//! created, and later text is encoded (`pair_code.rs`). A new code is created when the texts have changed and the old
+//! code no longer compresses well; buffers keep the code with which they were encoded.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -15,14 +15,15 @@ use super::pair_code::{PAD, PairCode};
 use super::path_hash::PathHasher;
 use super::units::{LONGEST, Mark, Units};
 
-/// Number of bytes of text from which a code is made.
+/// Length of the text from whose frequencies a code is created, in bytes.
 const SAMPLE: usize = 96 << 10;
-/// Length below which texts are stored as they are, since they take little of the memory.
+/// Length in bytes below which texts are stored without encoding, since they are a small part of the memory.
 const SHORT: usize = 48;
-/// Number of bytes encoded before the code's benefit is reviewed.
+/// Bytes of text encoded with a code (a compression of text by pairs of characters) before its compression is measured;
+/// a bad code is replaced.
 const REVIEW: u64 = 8 << 20;
 
-/// The budget in bytes below which a tree makes no code: its tables take 280 KB.
+/// Memory limit in bytes below which a tree creates no code, since the code's tables need 280 KB.
 const WORTH_A_CODE: usize = 4 << 20;
 
 #[derive(Default)]
@@ -31,7 +32,8 @@ pub(crate) struct Text {
     sample: Mutex<Vec<u8>>,
     sampling: AtomicBool,
     small: AtomicBool,
-    /// Number of bytes given to the current code, and of bytes it made of them, since the last review.
+    /// Number of bytes encoded with the current code since its last review. The next field is the number of bytes of
+    /// code.
     given: AtomicU64,
     made: AtomicU64,
 }
@@ -39,7 +41,7 @@ pub(crate) struct Text {
 #[derive(Default)]
 struct Codes {
     current: Option<Arc<PairCode>>,
-    /// Codes that may still be used by buffers.
+    /// Earlier codes that buffers may still use.
     old: Vec<Weak<PairCode>>,
 }
 
@@ -52,8 +54,8 @@ impl Codes {
 }
 
 pub(crate) struct TextBuffer {
-    /// The code of `bytes` (with padding); a mark is then twice the position of a pair's code, plus one for the second
-    /// byte of the pair. `None` if `bytes` is the text itself, and a mark is a number of bytes.
+    /// Code with which `bytes` (with padding) is encoded; a mark is then twice the position of a pair's code, plus one
+    /// for the second byte of the pair. `None` if `bytes` is the text itself, and a mark is a number of bytes.
     code: Option<Arc<PairCode>>,
     bytes: Box<[u8]>,
 }
@@ -63,7 +65,7 @@ impl Text {
         Self { sampling: AtomicBool::new(true), ..Self::default() }
     }
 
-    /// Adds to the sample, and makes a code when it is large enough.
+    /// Adds text to the sample, and creates a code when the sample is large enough.
     fn sample(&self, text: &[u8]) {
         let mut sample = self.sample.lock();
         if !self.sampling.load(Relaxed) {
@@ -97,11 +99,11 @@ impl Text {
 }
 
 thread_local! {
-    /// Memory in which texts are encoded before their length is known.
+    /// Buffer for encoding texts before the code's length is known.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Most scratch memory that a thread keeps, in bytes.
+/// Maximum size of the encoding buffer that a thread keeps, in bytes.
 const KEPT_SCRATCH: usize = 1 << 20;
 
 fn continues(byte: u8) -> bool {
@@ -115,7 +117,7 @@ fn common(a: &[u8], b: &[u8]) -> usize {
     same + a[same..].iter().zip(&b[same..]).take_while(|(x, y)| x == y).count()
 }
 
-/// Backs off to the beginning of a character that is equal only in its first bytes.
+/// Reduces a number of equal bytes to whole characters, if a character is equal only in its first bytes.
 fn whole_characters(mut equal: usize, input: &[u8]) -> usize {
     while equal > 0 && input.get(equal).is_some_and(|&b| continues(b)) {
         equal -= 1;
@@ -123,7 +125,7 @@ fn whole_characters(mut equal: usize, input: &[u8]) -> usize {
     equal
 }
 
-/// Moves `items` items on from a position in encoded text. Returns the position there.
+/// Moves a position in encoded text forward by `items` bytes of text. Returns the new position.
 fn walk(code: &[u8], from: Mark, items: usize) -> Mark {
     let odd = from as usize & 1;
     let mut at = from as usize >> 1;
@@ -328,7 +330,7 @@ mod tests {
     use super::{SAMPLE, Text};
     use crate::tree::units::Units;
 
-    /// Compares, reads and cuts texts that part at any place, starting at any place.
+    /// Compares, reads and cuts encoded texts that differ from any place on, starting at any place.
     #[test]
     fn compares_reads_and_cuts_as_plain_text_does() {
         let units = Text::new();

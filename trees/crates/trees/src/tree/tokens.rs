@@ -1,10 +1,10 @@
-//! Tokens in a tree: items and units are tokens, and a step is a page of them.
+//! Tokens in a tree, in compressed form: items and units are tokens, and a step is a page of tokens.
 //!
-//! Token ids of current vocabularies have 17 or 18 bits. Blocks of 128 are stored as their low halves, and each further
-//! bit as a row of 128 bits; an incomplete block, or one with more than 20 bits, is stored unpacked. Within a block
-//! tokens are arranged so that packing, unpacking and comparing are the same few shifts in all lanes of a vector: low
-//! halves share words with those half a block on, and bit `8 q + b` of word `w` of a row belongs to token `16 b + 4 q +
-//! w`.
+//! Token ids of current vocabularies have 17 or 18 bits. Blocks of 128 tokens are stored as their low halves of 16
+//! bits, and each further bit as a row of 128 bits; an incomplete block, or a block with more than 20 bits, is stored
+//! unpacked. Within a block tokens are arranged so that packing, unpacking and comparing are the same few shifts in all
+//! lanes of a vector: low halves share words with those half a block further on, and bit `8 q + b` of word `w` of a row
+//! belongs to token `16 b + 4 q + w`.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -15,24 +15,24 @@ use super::path_hash::PathHasher;
 use super::units::{LONGEST, Mark, Units};
 
 const BLOCK: usize = 128;
-/// Number of words of a block's low halves: each has two tokens half a block apart.
+/// Number of words for the low halves of a block's tokens: each word has two tokens half a block apart.
 const LOW: usize = BLOCK / 2;
 /// Number of tokens processed in parallel.
 const LANES: usize = 16;
-/// Number of words in a row of bits.
+/// Number of words in a row of bits, one bit for each token of a block.
 const ROW: usize = BLOCK / 32;
-/// Most rows of a packed block; beyond, packing does not pay.
+/// Maximum number of rows of further bits in a packed block; with more, packing saves too little.
 const ROWS: u32 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Tokens {
     page: usize,
-    /// Most rows that a buffer has needed so far.
+    /// Largest number of rows of further bits that a buffer has needed so far.
     rows: AtomicU32,
 }
 
 pub(crate) struct TokenBuffer {
-    /// Number of packed blocks; later tokens are unpacked.
+    /// Number of packed blocks; the tokens after them are unpacked.
     blocks: u32,
     rows: u32,
     words: Box<[u32]>,
@@ -59,7 +59,7 @@ impl TokenBuffer {
         }
     }
 
-    /// True if a block consists of these tokens.
+    /// True if a packed block consists of the given tokens.
     fn equals(&self, block: usize, tokens: &[u32; BLOCK]) -> bool {
         let words = self.block(block);
         match self.rows {
@@ -71,7 +71,7 @@ impl TokenBuffer {
         }
     }
 
-    /// Calls `with` on the stored tokens from `from` on, part by part, until it returns false.
+    /// Calls `with` on the stored tokens from index `from` on, part by part, until `with` returns false.
     fn parts(&self, from: usize, length: usize, mut with: impl FnMut(&[u32]) -> bool) {
         let packed = self.blocks as usize * BLOCK;
         let (mut at, end) = (from, from + length);
@@ -91,8 +91,8 @@ impl TokenBuffer {
     }
 }
 
-/// Calls `with` on each lane of the block's tokens and the tokens half a block on: their index, and the two tokens. The
-/// number of rows is a constant and the loops are plain, so that all of it becomes a few vector instructions.
+/// Calls `with` on each pair of tokens half a block apart, with the index and the token of each. The number of rows is
+/// a constant and the loops are plain, so that the compiler produces a few vector instructions.
 #[inline(always)]
 fn each_pair<const R: usize>(words: &[u32], mut with: impl FnMut(usize, usize, u32, u32)) {
     let Some((low, rows)) = words.split_at_checked(LOW) else { return };
@@ -135,7 +135,8 @@ fn equals<const R: usize>(words: &[u32], tokens: &[u32; BLOCK]) -> bool {
     unequal.iter().fold(0, |any, lane| any | lane) == 0
 }
 
-/// Packs blocks, and returns the union of all their bits. Bits beyond `R` rows are lost: the caller then has to repack.
+/// Packs blocks of tokens, and returns the union of all their bits. Bits beyond `R` rows are lost: the caller then has
+/// to pack again with more rows.
 fn pack<const R: usize>(blocks: &[[u32; BLOCK]], words: &mut Vec<u32>) -> u32 {
     let mut all = [0u32; LANES];
     for block in blocks {
@@ -182,7 +183,7 @@ impl Tokens {
         if page.is_power_of_two() && page <= 128 { Ok(Self::of(page)) } else { Err(TreeError::PageSize { got: page }) }
     }
 
-    /// The units for a page size, which must be a power of two up to 128.
+    /// Creates the description of token units for a page size, which must be a power of two up to 128.
     pub(crate) const fn of(page: usize) -> Self {
         assert!(page.is_power_of_two() && page <= 128);
         Self { page, rows: AtomicU32::new(0) }

@@ -1,5 +1,5 @@
-//! Tests of histories after which all bookkeeping is checked by a recount, and of interleavings of two threads, made by
-//! hand.
+//! Tests of a tree: sequences of operations after which all counts are checked by a recount, and hand-made
+//! interleavings of two threads.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -64,7 +64,8 @@ fn orders_of_eviction_do_not_grow_with_accesses() {
     }
 }
 
-/// Another insert of the same text came between descent and splice: the part it left out begins within the run.
+/// Inserts the same text a second time between the descent and the addition of the first insert, so that the first
+/// insert adds only a part that begins within its run.
 #[test]
 fn a_run_may_be_used_from_its_middle() {
     let text = "one two three, naïve four ".repeat(20);
@@ -89,7 +90,7 @@ fn a_run_may_be_used_from_its_middle() {
 }
 
 impl<U: Units> Core<U> {
-    /// Panics unless all bookkeeping agrees with the nodes.
+    /// Checks that all counts and links agree with the nodes; panics otherwise.
     pub(super) fn check(&self) {
         let (mut stored, mut held) = (size_of::<Node<U::Buffer>>() + self.node(ROOT).heap_bytes(), 0);
         let mut runs: HashMap<*const Run<U::Buffer>, (usize, u32)> = HashMap::new();

@@ -1,4 +1,4 @@
-//! The interface of text and tokens to the tree: storing a run of items, and comparing it with an input.
+//! Interface of text and tokens to a tree: storing a run (buffer) of items, and comparing it with an input.
 
 use kvatlas_codec::Cursor;
 
@@ -7,70 +7,71 @@ use super::path_hash::PathHasher;
 /// A position in a buffer, interpreted by the buffer; 0 is its beginning.
 pub(crate) type Mark = u32;
 
-/// The longest edge, in items. A longer one becomes a chain of nodes.
+/// Maximum length of an edge, in items (bytes or tokens). A longer input becomes a chain of nodes.
 pub(crate) const LONGEST: usize = 1 << 26;
 
 /// A kind of units: text (items are bytes of UTF-8, units are characters) or tokens (both are tokens; a step is a
 /// page).
 pub(crate) trait Units: Send + Sync + 'static {
-    /// The type whose slices are inputs.
+    /// Type of an item: a byte of text or a token.
     type Item: Copy + Ord + Send + Sync + 'static;
-    /// A stored run of items, never changed once made.
+    /// A stored run of items, never changed after its creation.
     type Buffer: Send + Sync;
 
-    /// The number of this kind in a snapshot, and the page size.
+    /// Number of the kind in a snapshot (text or tokens), and the page size.
     fn kind(&self) -> (u8, u8);
 
-    /// The key of the first step of `items`, which must have one.
+    /// Key of the first step (character or page) of `items` in a node's children. `items` must have a whole step.
     fn key(&self, items: &[Self::Item]) -> u32;
 
-    /// Number of items in the whole steps of an input.
+    /// Number of items in the whole steps (characters or pages) of an input.
     fn whole(&self, items: &[Self::Item]) -> usize;
 
-    /// The longest beginning of `items` with at most [`LONGEST`] items and whole steps.
+    /// Longest beginning of `items` that has at most [`LONGEST`] items and consists of whole steps (characters or
+    /// pages).
     fn piece<'a>(&self, items: &'a [Self::Item]) -> &'a [Self::Item];
 
-    /// The first step of `items`, by which siblings are ordered.
+    /// First step (character or page) of `items`, by which siblings are ordered.
     fn first_step<'a>(&self, items: &'a [Self::Item]) -> &'a [Self::Item];
 
-    /// Number of items that always contain the first step.
+    /// Maximum number of items in a step (character or page).
     fn step_items(&self) -> usize;
 
-    /// Number of units in `items`.
+    /// Number of units (characters or tokens) in `items`.
     fn count(&self, items: &[Self::Item]) -> usize;
 
-    /// Stores items.
+    /// Stores items in a new buffer.
     fn store(&self, items: &[Self::Item]) -> Self::Buffer;
 
-    /// Compares `input` with the `length` stored items from `from` on, in whole steps. Returns the number of equal
-    /// items and the position of their end.
+    /// Compares `input` with `length` stored items from position `from` on, in whole steps (characters or pages).
+    /// Returns the number of equal items and the position of their end.
     fn compare(&self, buffer: &Self::Buffer, from: Mark, length: usize, input: &[Self::Item]) -> (usize, Mark);
 
-    /// Reads `length` items from `from` on.
+    /// Reads `length` items of a buffer from position `from` on, and appends them to `out`.
     fn read(&self, buffer: &Self::Buffer, from: Mark, length: usize, out: &mut Vec<Self::Item>);
 
-    /// The position `items` items further on.
+    /// Position in a buffer that is `items` items after `from`.
     fn seek(&self, buffer: &Self::Buffer, from: Mark, items: usize) -> Mark;
 
-    /// Makes a buffer of the items between two positions. Also returns the number to subtract from a mark of the old
-    /// buffer to get one of the new.
+    /// Creates a buffer of the items between two positions. Also returns the number to subtract from a position in the
+    /// old buffer to get the position in the new one.
     fn cut(&self, buffer: &Self::Buffer, from: Mark, to: Mark) -> (Self::Buffer, Mark);
 
-    /// Number of bytes of a buffer.
+    /// Memory of a buffer, in bytes.
     fn bytes(buffer: &Self::Buffer) -> usize;
 
-    /// Number of bytes shared by all buffers.
+    /// Memory shared by all buffers, in bytes.
     fn shared_bytes(&self) -> usize;
 
-    /// Sets the memory budget of the tree, in bytes.
+    /// Sets the memory limit of the tree, in bytes; `None` for no limit.
     fn limit_bytes(&self, most: Option<usize>);
 
-    /// Appends items to a path's hash.
+    /// Appends items to the hash of a path.
     fn hash(hasher: &mut PathHasher, items: &[Self::Item]);
 
     /// Writes items to a snapshot, after their length.
     fn write(items: &[Self::Item], out: &mut Vec<u8>);
 
-    /// Reads the items of a snapshot from the beginning of `bytes`, and consumes them; `None` if they are invalid.
+    /// Reads the items of an edge from a snapshot, and removes them from `bytes`; `None` if they are invalid.
     fn parse(&self, bytes: &mut Cursor<'_>) -> Option<Vec<Self::Item>>;
 }

@@ -1,4 +1,5 @@
-//! Tests of random histories: after each step the answer, and now and then the whole tree, equals the model's.
+//! Tests of the trees with random sequences of operations: after each operation the answer, and from time to time the
+//! whole tree, is compared with a model.
 
 use kvatlas_trees::string_tree::StringTree;
 use kvatlas_trees::token_tree::TokenTree;
@@ -7,10 +8,10 @@ use kvatlas_trees::{EvictionPolicy, hash_node_path, hash_token_path};
 use crate::model::{Model, Node};
 use kvatlas_testing::{Random, seeds};
 
-/// The sizes of the tenants as maintained and as recounted, and the total.
+/// Sizes of the tenants from running counts, sizes from a recount, and the total size.
 type Sizes = (Vec<(String, usize)>, Vec<(String, usize)>, usize);
 
-/// The methods common to the two trees, as the histories use them.
+/// Methods common to `StringTree` and `TokenTree` that the tests use.
 pub(crate) trait Tree {
     type Item: Copy + Ord + std::fmt::Debug + 'static;
     const ALPHABET: &'static [Self::Item];
@@ -120,7 +121,7 @@ tree!(
     hash_token_path
 );
 
-/// A key that often shares much with others: a few letters that each stand for a stretch.
+/// Random key that often shares a long beginning with others: a few letters, each repeated several times.
 fn key<T: Tree>(rng: &mut Random, page: usize) -> Vec<T::Item> {
     let stretches = rng.index(6);
     let mut key = Vec::new();
@@ -139,7 +140,8 @@ fn key<T: Tree>(rng: &mut Random, page: usize) -> Vec<T::Item> {
     key
 }
 
-/// Entries with the last access of each node and the nodes below: the tree writes an access only where it ended.
+/// Entries in which each node has the last access of the node and the nodes below: the tree writes an access only to
+/// the node where it ended.
 fn with_accesses_below<I: Copy + Ord>(entries: Vec<Node<I>>) -> Vec<Node<I>> {
     let last = |path: &[I], name: &str| {
         let below = entries.iter().filter(|(other, _)| other.starts_with(path));

@@ -1,6 +1,7 @@
-//! StringTree and TokenTree against a plain model, under random operations, from many threads, and from bad bytes. Tests of
-//! snapshots and of many threads at once are in this file: the same tree gives the same bytes, other bytes are refused or
-//! give a sound tree; no insert is lost, no call hangs, and in the end every count equals a recount.
+//! Tests of `StringTree` and `TokenTree` against a plain model: random operations, many threads, and invalid snapshots.
+//!
+//! Tests of snapshots and of many threads at once are in this file: equal trees give equal bytes, and invalid bytes are
+//! refused or give a consistent tree; no insert is lost, no call hangs, and in the end every count equals a recount.
 
 mod histories;
 mod model;
@@ -62,7 +63,7 @@ fn every_flipped_bit_and_every_cut_is_refused() {
     assert!(TokenTree::from_snapshot(&bytes).is_err());
 }
 
-/// With a corrected checksum, only snapshots that the tree could not handle are refused.
+/// Checks altered snapshots with a corrected checksum: each is refused or gives a consistent tree.
 #[test]
 fn what_gets_past_the_checksum_is_refused_or_sound() {
     let text = filled().snapshot();
@@ -166,8 +167,8 @@ fn everything_at_once() {
     }
 }
 
-/// Evicts one tenant while each thread inserts for a tenant of its own and removes nothing: in the end all of it
-/// remains.
+/// Evicts one tenant while each thread inserts for another tenant and removes nothing: in the end all inserted prompts
+/// remain.
 #[test]
 fn no_insert_is_lost_while_another_tenant_is_evicted() {
     let tree = TokenTree::with_config(1, EvictionPolicy::Lru).unwrap();

@@ -1,5 +1,5 @@
-//! A model of the trees: a map from the path of each node to its holders. Every access is written to every node of its
-//! path, and every query looks at all nodes.
+//! Model of the trees for tests: a map from the path of each node to its holders. Every access is written to every node
+//! of its path, and every query looks at all nodes.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ impl<I: Copy + Ord> Model<I> {
         ends.find(|&end| self.nodes.contains_key(&path[..end])).unwrap_or(0)
     }
 
-    /// Nodes in which a path of this length ends or through which it passes.
+    /// Paths of the nodes in which a path of this length ends or through which it passes.
     fn on_path(&self, path: &[I]) -> Vec<Vec<I>> {
         self.nodes
             .keys()
@@ -158,7 +158,7 @@ impl<I: Copy + Ord> Model<I> {
         }
     }
 
-    /// The first leaf of the given tenants, or of all; its path and its tenant.
+    /// First leaf in the order of eviction of one tenant, or of all if `None`: its path and its tenant.
     fn first_leaf(&self, of: Option<&str>) -> Option<(Vec<I>, String)> {
         let mut leaves = Vec::new();
         for (node, holders) in &self.nodes {
@@ -219,7 +219,7 @@ impl<I: Copy + Ord> Model<I> {
         gone
     }
 
-    /// Paths in order, with their holders and the holders' last accesses.
+    /// Paths of all nodes in order, with their holders and the holders' last accesses.
     pub(crate) fn entries(&self) -> Vec<Node<I>> {
         let accesses = |holders: &Holders| holders.iter().map(|(name, held)| (name.clone(), held.accessed)).collect();
         self.nodes.iter().map(|(path, holders)| (path.clone(), accesses(holders))).collect()

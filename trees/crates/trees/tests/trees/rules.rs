@@ -225,7 +225,7 @@ fn a_callback_may_use_the_tree() {
     assert_eq!(tree.total_size(), 12);
 }
 
-/// The edge at the end of a match is split, or cut out of its run, before the insert that follows the match.
+/// Splits the edge at the end of a match, or moves it to another run, before the insert that follows the match.
 #[test]
 fn an_edge_may_change_between_match_and_insert() {
     let long = "abcdefgh".repeat(40);
@@ -290,7 +290,7 @@ fn wide_nodes_find_and_forget() {
     assert_eq!(tree.match_prefix_with_counts(&[7, 1, 1, 1]).matched, 0);
 }
 
-/// Builds a million levels with a small stack, so that recursion by level would overflow it.
+/// Builds a million levels on a small stack, which recursion by level would overflow.
 #[test]
 fn a_million_levels() {
     let deep = || {
@@ -315,7 +315,7 @@ fn a_million_levels() {
     std::thread::Builder::new().stack_size(256 << 10).spawn(deep).unwrap().join().unwrap();
 }
 
-/// The snapshot of a chain of nodes of one token.
+/// Snapshot of a chain of nodes with one token each.
 fn chain(levels: usize) -> Vec<u8> {
     let mut out = b"KVAT\x01T\x01\x00".to_vec();
     // One tenant "w", one top node.
