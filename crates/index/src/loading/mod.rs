@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `names.rs` | the block hashes of one holder, each with the beginning of a prompt that it ends |
 //! | `book.rs` | all holders that offload and all pools, as changed by events |
+//! | `named.rs` | blocks that a pool's store itself names, and loads that keep blocks from being evicted |
 //! | `shrink.rs` | blocks that leave pools without an announcement: for lack of room, or missing in a listing of the store |
 //! | `walk.rs` | lookups and their results |
 //!
@@ -19,6 +20,7 @@
 //! checks one flag.
 
 mod book;
+mod named;
 mod names;
 mod shrink;
 mod walk;
@@ -28,6 +30,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 use self::book::Part;
 use crate::types::Tier;
 pub(crate) use book::{HeldName, LoadBook, Outside};
+pub use named::NamedBlocks;
 pub(crate) use names::only;
 pub use walk::{Loadable, Segment};
 
@@ -60,6 +63,16 @@ impl Members {
     }
 }
 
+/// Order in which a pool without room for more evicts blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum EvictionOrder {
+    /// The block announced longest ago first.
+    #[default]
+    Announced,
+    /// The block announced or loaded longest ago first: least recently used.
+    Used,
+}
+
 /// Store of blocks that several engines write to and load from, such as a shared folder.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SharedPool {
@@ -78,6 +91,11 @@ pub struct SharedPool {
     /// Number of blocks that fit into the pool: beyond it, the blocks announced longest ago no longer count. None for
     /// no limit.
     pub room: Option<NonZeroU64>,
+    /// Blocks that no longer count once the pool has no room: those announced longest ago, or those used longest ago.
+    pub evicts: EvictionOrder,
+    /// True if the store itself says which blocks it holds ([`name_in_pool`](crate::BlockIndex::name_in_pool)): events
+    /// of members then only tell the contents of these blocks.
+    pub follows_store: bool,
 }
 
 /// Blocks of one pool, as saved in a snapshot.
