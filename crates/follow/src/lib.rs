@@ -28,6 +28,7 @@
 //! * [`snapshot`]: holdings kept over a restart, or taken over from another follower.
 //! * `relay` and `relay_reader`: a log in NATS between followers, written and read.
 //! * [`sites`]: digests of the indexes for a service above many sites, and the index of that service.
+//! * `pool_files` and `pool_store`: what a pool's directory has, and what Mooncake's store says of itself.
 //! * [`sources`]: where engines are found, such as the pods of a cluster: what is known of each source.
 //! * [`report`], [`metrics`] and [`page`]: the state of the fleet as JSON, for Prometheus, and for the page.
 //! * [`endpoint`], [`error`], [`limits`], [`log`]: used by all others.
@@ -50,6 +51,7 @@ pub mod lookup;
 pub mod metrics;
 pub mod page;
 mod pool_files;
+mod pool_store;
 pub mod register;
 mod relay;
 mod relay_reader;

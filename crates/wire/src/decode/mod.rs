@@ -8,7 +8,7 @@
 //! by skipping it; a cut or malformed value costs the event and those after it, since their beginnings cannot be found.
 
 mod draft;
-mod msgpack;
+pub(crate) mod msgpack;
 mod values;
 
 use kvatlas_index::BlockHash;

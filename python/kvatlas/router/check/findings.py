@@ -16,6 +16,8 @@ Level = Literal["ok", "note", "warning", "problem"]
 
 GLOBAL = "global"
 """Role in the report about the service above sites, which is not an engine."""
+STORE = "store"
+"""Role in the report about the store of a pool."""
 SETTINGS = "settings"
 """Role in the report about settings that concern no engine."""
 
@@ -46,8 +48,8 @@ class EngineReport:
     Attributes:
         worker: The engine's name.
         url: Its URL.
-        role: "both", "prefill" or "decode"; of reports that are about no engine, "global" for the service above sites
-            and "settings" for settings.
+        role: "both", "prefill" or "decode"; of reports that are about no engine, "global" for the service above sites,
+            "store" for the store of a pool, and "settings" for settings.
         findings: In the order in which they were looked at.
         models: The names of the models that it serves, in its order but for the configured one, which comes first.
         adapters: The names of the LoRA adapters that it serves.
@@ -86,7 +88,7 @@ class EngineReport:
     @property
     def is_of_engine(self) -> bool:
         """True if this is about an engine."""
-        return self.role not in (GLOBAL, SETTINGS)
+        return self.role not in (GLOBAL, STORE, SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)
