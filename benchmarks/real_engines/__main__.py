@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from . import report
+from . import mooncake, report
 from .compare import Sample
 from .complaints import Row
 from .install import CannotInstall, Product, install
@@ -20,6 +20,7 @@ VERSIONS = ("0.33.0", "0.32.0", "0.31.0", "0.27.1", "0.22.1", "0.18.1", "0.14.1"
 ENGINES = (
     *(f"vllm-{version}" for version in VERSIONS),
     "sglang-0.5.23",
+    f"mooncake-{mooncake.VERSION}",
 )
 PARTS = ("two", "hybrid", "ranks", "images", "agents", "complaints")
 PRODUCTS: dict[str, Product] = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -57,10 +58,16 @@ def main(
     results = home / "results"
     results.mkdir(parents=True, exist_ok=True)
     outcomes = []
+    failed: list[str] = []
     for name in chosen or ENGINES:
         product, _, version = name.partition("-")
+        if product == "mooncake" and version:
+            failed += _store(home, version, seed, install_only=install_only)
+            continue
         if product not in PRODUCTS or not version:
-            raise click.BadParameter(f"{name} is not like vllm-0.32.0 or sglang-0.5.23", param_hint="--engine")
+            raise click.BadParameter(
+                f"{name} is not like vllm-0.32.0, sglang-0.5.23 or mooncake-0.3.13", param_hint="--engine"
+            )
         path = results / f"{name}.json"
         if resume and path.exists() and not install_only:
             outcomes.append(_read(path))
@@ -74,12 +81,16 @@ def main(
             outcome = Run(engine, home, seed, click.echo).all(only)
             outcomes.append(outcome)
             path.write_text(json.dumps(dataclasses.asdict(outcome), indent=1), encoding="utf-8")
+    if not outcomes:
+        for each in failed:
+            click.echo(each, err=True)
+        sys.exit(1 if failed else 0)
     page = report.page(outcomes)
     (home / "report.md").write_text(page, encoding="utf-8")
     if docs is not None:
         report.fill(docs, page)
     click.echo(f"\n{page}")
-    wrong = report.unexplained(outcomes)
+    wrong = failed + report.unexplained(outcomes)
     for each in wrong:
         click.echo(f"unexplained: {each}", err=True)
     for row in (row for outcome in outcomes for row in outcome.complaints if not row.is_right):
@@ -87,6 +98,17 @@ def main(
         wrong.append(row.tried)
     if wrong or any(outcome.failed for outcome in outcomes):
         sys.exit(1)
+
+
+def _store(home: Path, version: str, seed: int, *, install_only: bool) -> list[str]:
+    """Try Mooncake's store. Returns what was wrong."""
+    try:
+        if install_only:
+            mooncake.install(home, version, click.echo)
+            return []
+        return mooncake.run(home, version, seed, click.echo)
+    except mooncake.MooncakeError as error:
+        return [f"mooncake {version}: {error}"]
 
 
 def _read(path: Path) -> Outcome:

@@ -36,7 +36,8 @@ class Pool:
 
     `meant` has the meaning (parent and content) of all block hashes that the pool ever had. `known` has the block
     hashes whose meaning still counts: those of the pool's blocks, and of removed blocks as long as the pool has a block
-    that continues them.
+    that continues them. `unmeant` has the block hashes that the store has named and that no member has
+    described yet. `seen` has the blocks in the order of eviction.
     """
 
     name: str
@@ -46,6 +47,10 @@ class Pool:
     announces_removals: bool
     lifetime: float | None
     room: int | None
+    evicts: str
+    follows_store: bool
+    is_whole: bool = True
+    unmeant: dict[Name, float] = field(default_factory=dict)
     meant: dict[Name, Block] = field(default_factory=dict)
     known: set[Name] = field(default_factory=set)
     seen: dict[Name, float] = field(default_factory=dict)
@@ -111,26 +116,69 @@ class LoadingModel:
         blocks = (pool.block(name) for pool in self.pools_of(worker))
         return next((block for block in blocks if block is not None), None)
 
-    def stored(self, worker: str, rank: int, tier: Tier, name: Name, block: Block) -> None:
+    def stored(self, worker: str, rank: int, tier: Tier, name: Name, block: Block, *, is_new: bool) -> None:
         """Record the block for which a rank's block hash stands.
 
-        For the tier "gpu", the meaning replaces the one in pools too.
+        For the tier "gpu", the meaning replaces the one in pools too. `is_new`: the rank had the block on none of its
+        own tiers, so it was loaded if a pool of the rank has it.
         """
         self.meant.setdefault((worker, rank), {})[name] = block
         for pool in self.pools_of(worker) if tier == "gpu" else ():
             if name in pool.meant:
                 pool.meant[name] = block
                 pool.forget_unused()
+        for pool in self.pools_of(worker):
+            if name in pool.unmeant:
+                self.place(pool, name, block, pool.unmeant.pop(name))
+            if is_new and pool.evicts == "used" and name in pool.seen:
+                self.renew(pool, name)
+
+    def renew(self, pool: Pool, name: Name) -> None:
+        del pool.seen[name]
+        pool.seen[name] = self.now
+
+    def place(self, pool: Pool, name: Name, block: Block, at: float) -> None:
+        """Put a block into a pool, whose store says that it is there."""
+        pool.meant[name] = block
+        pool.known.add(name)
+        pool.seen[name] = at
+        pool.forget_unused()
+        self.keep_to_room(pool)
+
+    def hold(self, pool: Pool, names: Iterable[Name], ranks: Ranks) -> int:
+        """The store of a pool says that it has these. Returns how many are in the pool now and were not before."""
+        members = [held for rank, held in sorted(ranks.items()) if pool.has(rank[0])]
+        placed = 0
+        for name in names:
+            if name in pool.seen:
+                pool.seen[name] = self.now
+                continue
+            on_device = (held["gpu"].get(name) for held in members)
+            elsewhere = (held[tier].get(name) for held in members for tier in OWN)
+            said = [*on_device, pool.block(name), *elsewhere]
+            block = next((block for block in said if block is not None), None)
+            if block is None:
+                pool.unmeant[name] = self.now
+            else:
+                self.place(pool, name, block, self.now)
+                placed += 1
+        return placed
 
     def store_in_pool(self, pool: Pool, name: Name, known: Iterable[Block | None], said: Block) -> None:
         """Put a block into a pool.
 
         Its parent and content are the first of `known` that is not None, else those of the event (`said`).
         """
+        named_at = pool.unmeant.pop(name, None)
+        if pool.follows_store:
+            if name not in pool.seen and named_at is None:
+                return
+            pool.seen.setdefault(name, named_at or 0.0)
+        else:
+            pool.seen.pop(name, None)
+            pool.seen[name] = self.now
         pool.meant[name] = next((block for block in known if block is not None), said)
         pool.known.add(name)
-        pool.seen.pop(name, None)
-        pool.seen[name] = self.now
         pool.forget_unused()
         self.keep_to_room(pool)
 
@@ -197,7 +245,8 @@ class LoadingModel:
             age = max(0.0, self.now - last[ended]) if ended in last else None
             if age is None or (pool.lifetime is not None and age > pool.lifetime):
                 return None
-            return Segment(start, end, pool.tier, pool.name, pool.announces_removals, age)
+            is_certain = pool.announces_removals and pool.is_whole
+            return Segment(start, end, pool.tier, pool.name, is_certain, age)
 
         return segment
 
@@ -295,11 +344,14 @@ class ReferenceLoading:
         announces_removals: bool = False,
         lifetime: float | None = None,
         room: int | None = None,
+        evicts: str = "announced",
+        follows_store: bool = False,
     ) -> None:
         named = None if members is None else frozenset(members)
-        pool = Pool(name, named, tier, chunk or 1, announces_removals, lifetime, room)
+        pool = Pool(name, named, tier, chunk or 1, announces_removals, lifetime, room, evicts, follows_store)
         before = self._model.pools.get(name, pool)
         pool.meant, pool.known, pool.seen = before.meant, before.known, before.seen
+        pool.unmeant, pool.is_whole = before.unmeant, before.is_whole
         self._model.pools[name] = pool
         self._model.keep_to_room(pool)
 
@@ -333,7 +385,47 @@ class ReferenceLoading:
         gone = [name for name, at in it.seen.items() if at <= end and name not in found]
         for name in gone:
             it.take(name)
+        it.unmeant = {name: at for name, at in it.unmeant.items() if at > end or name in found}
         return len(gone)
+
+    def hold(self, pool: str, *, block_hashes: Iterable[Name]) -> int:
+        it = self._model.pools.get(pool)
+        return 0 if it is None else self._model.hold(it, block_hashes, self._held())
+
+    def release(self, pool: str, *, block_hashes: Iterable[Name]) -> int:
+        if (it := self._model.pools.get(pool)) is None:
+            return 0
+        gone = 0
+        for name in block_hashes:
+            it.unmeant.pop(name, None)
+            gone += it.take(name)
+        return gone
+
+    def set_whole(self, pool: str, whole: bool) -> None:
+        if pool in self._model.pools:
+            self._model.pools[pool].is_whole = whole
+
+    def note_load(
+        self,
+        pool: str,
+        *,
+        tokens: Sequence[int] | NDArray[Any] | None = None,
+        content_hashes: Sequence[int] | NDArray[Any] | None = None,
+        start: int = 0,
+        lora: str | None = None,
+        salt: str | None = None,
+    ) -> int:
+        it = self._model.pools.get(pool)
+        if it is None or it.evicts != "used":
+            return 0
+        query = tuple(self._contents(tokens, content_hashes, lora, salt))
+        chains = self._model.chains_of_pool(it, self._held())
+        used = 0
+        for end in range(start + 1, len(query) + 1):
+            for name in [name for name in it.seen if chains.of(name) == query[:end]]:
+                self._model.renew(it, name)
+                used += 1
+        return used
 
     def find(
         self,

@@ -133,6 +133,8 @@ class LoadableIndex:
         announces_removals: bool = False,
         lifetime: float | None = None,
         room: SupportsIndex | None = None,
+        evicts: str = "announced",
+        follows_store: bool = False,
     ) -> None:
         """Adds a pool: a store into which several engines put blocks and from which they load.
 
@@ -148,11 +150,15 @@ class LoadableIndex:
             lifetime: Seconds after which a block no longer counts unless announced again; None for no limit.
             room: Capacity of the pool in blocks, at least 1: beyond it, the blocks announced longest ago no longer
                 count. None for no limit.
+            evicts: "used" if blocks that were loaded or announced longest ago leave it first, as far as loads are
+                known; "announced" if loads make no difference.
+            follows_store: Whether hold() and release() say what it holds: what members announce then only tells
+                what these blocks contain.
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
-            InvalidArgumentError: chunk or room is less than 1 block, the tier is "gpu" or unknown, or the lifetime is
-                not positive.
+            InvalidArgumentError: chunk or room is less than 1 block, the tier is "gpu" or unknown, the order of
+                eviction is unknown, or the lifetime is not positive.
         """
     def set_time(self, seconds: float) -> None:
         """Sets the current time for pools: the time of later stores, and the time at which the age of pools' blocks is
@@ -225,6 +231,75 @@ class LoadableIndex:
         Raises:
             InvalidTypeError: An argument is of the wrong type.
             InvalidArgumentError: until is not finite.
+        """
+    def hold(self, pool: str, *, block_hashes: Sequence[SupportsIndex | bytes]) -> int:
+        """Records that a pool's store says that it holds these blocks.
+
+        They count if a member has told what they contain, and otherwise from when one does.
+
+        Args:
+            pool: The pool's name.
+            block_hashes: The engines' names of the blocks, as BlockIndex.store() takes them.
+
+        Returns:
+            int: The number of blocks that are in the pool now and were not before.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+        """
+    def release(self, pool: str, *, block_hashes: Sequence[SupportsIndex | bytes]) -> int:
+        """Records that a pool's store says that it holds these blocks no more.
+
+        Args:
+            pool: The pool's name.
+            block_hashes: The engines' names of the blocks, as BlockIndex.store() takes them.
+
+        Returns:
+            int: The number of blocks that are gone from the pool.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+        """
+    def set_whole(self, pool: str, whole: bool) -> None:
+        """Sets whether all removals that a pool's store announced have been seen.
+
+        While they may have not, answers about the pool are not certain.
+
+        Args:
+            pool: The pool's name.
+            whole: Whether they have.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+        """
+    def note_load(
+        self,
+        pool: str,
+        *,
+        tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer | None = None,
+        content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer | None = None,
+        start: SupportsIndex = 0,
+        lora: str | None = None,
+        salt: str | None = None,
+    ) -> int:
+        """Records that an engine has loaded blocks of a prompt from a pool.
+
+        A pool that evicts what was used longest ago keeps them longer; others ignore it.
+
+        Args:
+            pool: The pool's name.
+            tokens: Token ids up to the end of what was loaded, as BlockIndex.find() takes them.
+            content_hashes: Content hashes of the blocks up to the end of what was loaded, likewise.
+            start: Number of blocks before the first one loaded.
+            lora: Name of the LoRA adapter, with tokens only.
+            salt: Cache salt, with tokens only.
+
+        Returns:
+            int: The number of blocks of the pool whose age begins anew.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: As of BlockIndex.find(), or a start below 0.
         """
     def find(
         self,
@@ -1245,6 +1320,35 @@ class RouterServer:
         Returns:
             list[str]: The workers' names, each once.
         """
+    def begin_pool_look(self, pool: str) -> bool:
+        """Notes that the keys of a pool's store are being asked for.
+
+        Args:
+            pool: The pool's name.
+
+        Returns:
+            bool: Whether a pool of this name follows a store here.
+        """
+    def end_pool_look(self, pool: str, keys: bytes | None, publishes: bool) -> str | None:
+        """Applies the keys of a pool's store, as asked for after begin_pool_look().
+
+        Args:
+            pool: The pool's name.
+            keys: The keys, one in a line; None if they could not be got.
+            publishes: Whether the store says that it publishes events.
+
+        Returns:
+            str or None: What was found, JSON; None without keys.
+        """
+    def wants_pool_look(self, pool: str) -> bool:
+        """Tells if the keys of a pool's store are needed at once, as events of the store were missed.
+
+        Args:
+            pool: The pool's name.
+
+        Returns:
+            bool: Whether they are.
+        """
     def sole_tokens(self) -> str:
         """Approximate number of cached tokens that only one worker holds, for each worker: these would be lost with it.
 
@@ -1443,6 +1547,35 @@ class Service:
 
         Returns:
             list[str]: The workers' names, each once.
+        """
+    def begin_pool_look(self, pool: str) -> bool:
+        """Notes that the keys of a pool's store are being asked for.
+
+        Args:
+            pool: The pool's name.
+
+        Returns:
+            bool: Whether a pool of this name follows a store.
+        """
+    def end_pool_look(self, pool: str, keys: bytes | None, publishes: bool) -> str | None:
+        """Applies the keys of a pool's store, as asked for after begin_pool_look().
+
+        Args:
+            pool: The pool's name.
+            keys: The keys, one in a line; None if they could not be got.
+            publishes: Whether the store says that it publishes events.
+
+        Returns:
+            str or None: What was found, JSON; None without keys.
+        """
+    def wants_pool_look(self, pool: str) -> bool:
+        """Tells if the keys of a pool's store are needed at once, as events of the store were missed.
+
+        Args:
+            pool: The pool's name.
+
+        Returns:
+            bool: Whether they are.
         """
     def engines(self) -> str:
         """The engines and configured streams that discovery watches.

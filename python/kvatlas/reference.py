@@ -169,10 +169,11 @@ class ReferenceIndex:
                 known = (held.device.get(name), pool.block(name), held.offloaded.get(name))
                 return self._loading.store_in_pool(pool, name, known, block)
             block = self._loading.in_pools(worker, name) or block
+        is_new = name not in held.device and name not in held.offloaded
         store_block = self._store_on_device if tier == "gpu" else self._store_offloaded
         store_block(held, tier, name, block)
         now_meant = held.device.get(name) or held.offloaded[name]
-        self._loading.stored(worker, rank, tier, name, now_meant)
+        self._loading.stored(worker, rank, tier, name, now_meant, is_new=is_new)
         return None
 
     def store_known(self, worker: str, *, block_hashes: Names, rank: int = 0, tier: Tier = "cpu") -> None:
@@ -217,7 +218,7 @@ class ReferenceIndex:
             if tier in waiting.get(name, ()):
                 waiting[name].remove(tier)
             elif pool is not None and rank in self._ranks.get(worker, {}):
-                self._counters["unknown_removals"] += not pool.take(name)
+                self._counters["unknown_removals"] += not pool.follows_store and not pool.take(name)
             elif tier == "gpu" and name in held.device:
                 held.device_copies[name] -= 1
                 if held.device_copies[name] == 0:

@@ -90,6 +90,8 @@ def run(seed: int) -> int:
             announces_removals=rng.random() < 0.5,
             lifetime=rng.choice([None, 20.0]),
             room=rng.choice([None, None, 5, 12]),
+            evicts=rng.choice(["announced", "used"]),
+            follows_store=rng.random() < 0.3,
         )
     prompts: list[tuple[int, ...]] = [(1,)]
     while len(prompts) < 10:
@@ -99,13 +101,29 @@ def run(seed: int) -> int:
         pair.both("loading.set_time", float(now))
         worker, prompt, rank = rng.choice(WORKERS), rng.choice(prompts), rng.choice([0, 0, 0, 1])
         tier: Tier = rng.choice(["gpu", *OFFLOADED])
-        match rng.randrange(21):
+        pool = rng.choice(["folder", "store"])
+        match rng.randrange(25):
             case 20:
                 found = [
                     name_of(prompt[:end]) for prompt in rng.sample(prompts, 3) for end in range(1, len(prompt) + 1)
                 ]
-                lost = pair.both("loading.keep", "folder", block_hashes=found, until=rng.choice([None, now - 5.0]))
+                lost = pair.both("loading.keep", pool, block_hashes=found, until=rng.choice([None, now - 5.0]))
                 assert lost[0] == lost[1]
+            case 21 | 22:
+                named = [name_of(prompt[:end]) for end in rng.sample(range(1, len(prompt) + 1), k=1)]
+                named += [name_of(it) for it in rng.sample(prompts, 2)]
+                placed = pair.both("loading.hold", pool, block_hashes=named)
+                assert placed[0] == placed[1]
+            case 23:
+                named = [name_of(prompt[:end]) for end in range(1, len(prompt) + 1)]
+                lost = pair.both("loading.release", pool, block_hashes=named)
+                assert lost[0] == lost[1]
+            case 24:
+                pair.both("loading.set_whole", pool, rng.random() < 0.5)
+                loaded = pair.both(
+                    "loading.note_load", pool, content_hashes=list(prompt), start=rng.randint(0, len(prompt))
+                )
+                assert loaded[0] == loaded[1]
             case 0:
                 pair.both("loading.reset", worker, rank=rng.choice([None, rank]))
             case 1:
@@ -281,6 +299,10 @@ def test_arguments_that_are_refused() -> None:
         loading.add_pool("folder", lifetime=0)
     with pytest.raises(InvalidArgumentError, match="room must be from 1 to"):
         loading.add_pool("folder", room=0)
+    with pytest.raises(InvalidArgumentError, match='evicts is "announced" or "used"'):
+        loading.add_pool("folder", evicts="lru")
+    with pytest.raises(InvalidTypeError, match="follows_store must be True or False"):
+        loading.add_pool("folder", follows_store="yes")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="until must be finite"):
         loading.keep("folder", block_hashes=[], until=float("nan"))
     with pytest.raises(InvalidTypeError, match="members must be an iterable of str"):

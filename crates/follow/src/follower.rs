@@ -22,6 +22,7 @@ use crate::fleet::{EngineReport, Fleet, RegistrationOutcome};
 use crate::log;
 use crate::metrics;
 use crate::pool_files;
+use crate::pool_store::PoolStore;
 use crate::register;
 use crate::relay::Relay;
 use crate::relay_reader;
@@ -57,6 +58,9 @@ pub struct Follower {
     sole_tokens: SoleTokens,
     sites: Arc<Tops>,
     sources: Arc<Sources>,
+    /// Stores that are followed as pools.
+    stores: Vec<Arc<PoolStore>>,
+    context: StreamContext,
 }
 
 struct FollowerThreads {
@@ -120,6 +124,8 @@ impl Follower {
         for pool in context.config.pools.iter().filter(|pool| pool.directory.is_some()) {
             ingest.spawn(pool_files::watch(fleet.clone(), pool.clone()));
         }
+        let pools = context.config.pools.iter().filter(|pool| pool.mooncake.is_some());
+        let stores = pools.map(|pool| Arc::new(PoolStore::new(pool.clone(), fleet.clone()))).collect();
         let adopt = adopt::start(&fleet, config.adopt.share, &context)?;
         let prompt_queue = context.prompt_queue.clone();
         let adopt = AdoptionThread { prompt_queue: prompt_queue.clone(), thread: adopt };
@@ -132,7 +138,8 @@ impl Follower {
         let digests = Digests::new(config.sites.grain);
         let sites = Arc::new(Tops::new(config.sites));
         let sole_tokens = SoleTokens::default();
-        Ok(Self { fleet, allow, prompt_queue, running, digests, sole_tokens, sites, sources: Arc::default() })
+        let sources = Arc::default();
+        Ok(Self { fleet, allow, prompt_queue, running, digests, sole_tokens, sites, sources, stores, context })
     }
 
     /// Returns the fleet of registered engines.
@@ -201,8 +208,35 @@ impl Follower {
     /// # Errors
     /// If writing to `out` fails.
     pub fn write_metrics(&self, out: &mut String) -> std::fmt::Result {
-        metrics::write(&self.fleet, &self.prompt_queue, &self.sites, out)?;
+        metrics::write(&self.fleet, &self.stores, &self.prompt_queue, &self.sites, out)?;
         self.sources.write_metrics(out)
+    }
+
+    /// Notes that the keys of a pool's store are being asked for. False if no such pool follows a store.
+    pub fn begin_pool_look(&self, pool: &str) -> bool {
+        let store = self.store_of(pool);
+        store.inspect(|store| store.begin_look()).is_some()
+    }
+
+    /// Applies the keys of a pool's store, one in a line; `None` if they could not be got. `publishes`: true if the store
+    /// says that it publishes events, which are followed from then on if the pool has an endpoint of events. Returns a
+    /// report in JSON; `None` without keys.
+    pub fn end_pool_look(&self, pool: &str, keys: Option<&[u8]>, publishes: bool) -> Option<String> {
+        let store = self.store_of(pool)?;
+        if publishes && let Some(running) = &*self.running.lock() {
+            store.follow(&self.context, running.ingest.handle());
+        }
+        serde_json::to_string(&store.end_look(keys, publishes)?).ok()
+    }
+
+    /// True if the keys of a pool's store are to be asked for at once, as events of the store were missed.
+    #[must_use]
+    pub fn wants_pool_look(&self, pool: &str) -> bool {
+        self.store_of(pool).is_some_and(|store| store.wants_look())
+    }
+
+    fn store_of(&self, pool: &str) -> Option<&Arc<PoolStore>> {
+        self.stores.iter().find(|store| store.name() == pool)
     }
 
     /// Returns the answer to `/workers` as JSON.

@@ -29,6 +29,7 @@
 //! * [`snapshot`]: held blocks that are saved for a restart, or taken over from another follower.
 //! * `relay` and `relay_reader`: writing and reading of streams in a NATS log that followers share.
 //! * [`sites`]: digests (summaries) of the indexes for a service above several sites, and the index of that service.
+//! * `pool_files` and `pool_store`: scans of a pool's directory, and the keys and events of Mooncake's store.
 //! * [`sources`]: the sources in which engines are found, such as the pods of a cluster, and the state of each.
 //! * [`report`], [`metrics`] and [`page`]: the state of the fleet as JSON, for Prometheus, and for the web page.
 //! * [`endpoint`], [`error`], [`limits`], [`log`]: used by all other modules.
@@ -51,6 +52,7 @@ pub mod lookup;
 pub mod metrics;
 pub mod page;
 mod pool_files;
+mod pool_store;
 pub mod register;
 mod relay;
 mod relay_reader;

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use kvatlas_index::Stats;
@@ -16,6 +17,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::fleet::{EngineState, Fleet};
+use crate::pool_store::{PoolStore, StoreCounts};
 use crate::report::VERSION;
 use crate::sites::{Top, Tops, state_name};
 use crate::state::{Counters, Keyspace, PromptQueue, Stream};
@@ -26,11 +28,13 @@ use kvatlas_stream::{Outcome, Skip};
 /// Appends all metrics of streams and indexes, without the final `# EOF` line.
 pub(crate) fn write(
     fleet: &Arc<Fleet>,
+    stores: &[Arc<PoolStore>],
     prompt_queue: &Arc<PromptQueue<Keyspace>>,
     tops: &Arc<Tops>,
     out: &mut String,
 ) -> fmt::Result {
-    encode(Scrape { fleet: fleet.clone(), prompt_queue: prompt_queue.clone(), tops: tops.clone() }, out)
+    let (fleet, stores) = (fleet.clone(), stores.to_vec());
+    encode(Scrape { fleet, stores, prompt_queue: prompt_queue.clone(), tops: tops.clone() }, out)
 }
 
 /// Appends the metrics of a collector, with the prefix `kvatlas_` and without the final `# EOF` line.
@@ -45,6 +49,8 @@ pub fn encode(collector: impl Collector, out: &mut String) -> fmt::Result {
 
 struct Scrape {
     fleet: Arc<Fleet>,
+    /// Stores that are followed as pools.
+    stores: Vec<Arc<PoolStore>>,
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     /// Sites whose digests (summaries of their indexes) were received; empty in a service that receives none.
     tops: Arc<Tops>,
@@ -61,6 +67,7 @@ impl Collector for Scrape {
         sites(&self.tops, &mut encoder)?;
         self.fleet(&mut encoder)?;
         self.keyspaces(&mut encoder)?;
+        self.stores(&mut encoder)?;
         self.adoption(&mut encoder)?;
         self.snapshots(&mut encoder)?;
         self.relay(&mut encoder)?;
@@ -260,7 +267,15 @@ impl Scrape {
                 gauge_of(&mut family, &of, blocks as i64)?;
             }
         }
-        let help = "Blocks of pools whose files were gone when their directory was looked at";
+        let help = "Blocks of pools that their store has named, and that count once an engine announces their contents";
+        let mut family = describe(encoder, "pool_waiting_blocks", help, MetricType::Gauge)?;
+        for (_, keyspace) in &all {
+            for (pool, blocks) in keyspace.index().unmeant_in_pools() {
+                let of = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group), ("pool", &*pool)];
+                gauge_of(&mut family, &of, blocks as i64)?;
+            }
+        }
+        let help = "Blocks of pools that were gone when their directory or the keys of their store were looked at, or as their store announced";
         let mut family = describe(encoder, "pool_gone_blocks", help, MetricType::Counter)?;
         for (_, keyspace) in &all {
             let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
@@ -271,6 +286,53 @@ impl Scrape {
         for (_, keyspace) in &all {
             let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
             count_of(&mut family, &labels, keyspace.rebuilds())?;
+        }
+        Ok(())
+    }
+
+    fn stores(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Getter = fn(&StoreCounts) -> &AtomicU64;
+        let gauges: [(&str, &str, Getter); 4] = [
+            ("pool_store_blocks", "Blocks in a pool's store, of all models, when its keys were last looked at", |it| {
+                &it.blocks
+            }),
+            ("pool_store_broken_blocks", "Blocks of which the store lacked objects then: of some ranks only", |it| {
+                &it.broken
+            }),
+            ("pool_store_publishes", "1 if the store says that it publishes events, else 0", |it| &it.publishes),
+            ("pool_store_whole", "1 if no event of the store was missed since its keys were looked at, else 0", |it| {
+                &it.whole
+            }),
+        ];
+        for (name, help, read) in gauges {
+            let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+            for store in &self.stores {
+                gauge_of(&mut family, &[("pool", store.name())], read(&store.counts).load(Relaxed) as i64)?;
+            }
+        }
+        let counters: [(&str, &str, Getter); 6] = [
+            ("pool_store_looks", "Looks at the keys of a pool's store", |it| &it.looks),
+            ("pool_store_failed_looks", "Looks for which the store did not answer with its keys", |it| {
+                &it.failed_looks
+            }),
+            ("pool_store_events", "Events of a pool's store that were read", |it| &it.events),
+            ("pool_store_gaps", "Gaps in the events of a pool's store, after which its keys are looked at", |it| {
+                &it.gaps
+            }),
+            ("pool_store_unread", "Keys and events of a pool's store of no known form or of another tenant", |it| {
+                &it.unread
+            }),
+            (
+                "pool_store_refused_blocks",
+                "Blocks named by a pool's store that were left out, as too many others wait for their contents",
+                |it| &it.refused,
+            ),
+        ];
+        for (name, help, read) in counters {
+            let mut family = describe(encoder, name, help, MetricType::Counter)?;
+            for store in &self.stores {
+                count_of(&mut family, &[("pool", store.name())], read(&store.counts).load(Relaxed))?;
+            }
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::changes::Changes;
 use crate::find::{Match, find};
 use crate::hash::prefix_hashes;
-use crate::loading::{LoadBook, Loadable, OffloadSettings, Outside, SavedPool, SharedPool};
+use crate::loading::{LoadBook, Loadable, NamedBlocks, OffloadSettings, Outside, SavedPool, SharedPool};
 use crate::raw::Readers;
 use crate::runs::ReaderEntry;
 use crate::stats::{RankStats, Stats};
@@ -178,6 +178,46 @@ impl BlockIndex {
     pub fn keep_in_pool(&self, pool: &str, found: &HashSet<u64>, until: f64) -> usize {
         let missing = self.loading.read().missing_in_pool(pool, found, until);
         missing.chunks(TURN).map(|some| self.loading.write().take_missing(pool, some, until)).sum()
+    }
+
+    /// Records that the store of a pool has named blocks that it holds, as a listing or an event of the store does. Blocks
+    /// whose contents no member has told yet count from when one does.
+    pub fn name_in_pool(&self, pool: &str, names: &[BlockHash]) -> NamedBlocks {
+        let mut counts = NamedBlocks::default();
+        for some in names.chunks(TURN) {
+            let some: Vec<u64> = some.iter().map(|name| name.0).collect();
+            counts += self.loading.write().name_in_pool(pool, &some);
+        }
+        counts
+    }
+
+    /// Records that the store of a pool no longer holds blocks. Returns the number of blocks that were in the pool.
+    pub fn unname_in_pool(&self, pool: &str, names: &[BlockHash]) -> usize {
+        let names: Vec<u64> = names.iter().map(|name| name.0).collect();
+        names.chunks(TURN).map(|some| self.loading.write().unname_in_pool(pool, some)).sum()
+    }
+
+    /// Sets whether all removals that the store of a pool announced have been seen: answers about the pool are certain
+    /// only then.
+    pub fn set_pool_whole(&self, pool: &str, is_whole: bool) {
+        self.loading.write().set_pool_whole(pool, is_whole);
+    }
+
+    /// Records that an engine has loaded blocks of a prompt from a pool, so that a pool that evicts the least recently
+    /// used blocks keeps these longer. `content_hashes`: the prompt's blocks; `start`: number of blocks before the first
+    /// one loaded. Returns the number of blocks whose age begins anew.
+    pub fn use_from_pool(&self, pool: &str, content_hashes: &[u64], start: usize) -> usize {
+        let prefixes = prefix_hashes(content_hashes);
+        let loaded = prefixes.get(start..).unwrap_or_default();
+        loaded.chunks(TURN).map(|some| self.loading.write().use_from_pool(pool, some)).sum()
+    }
+
+    /// Name of each pool, and the number of blocks that its store has named and whose contents no member has told yet.
+    #[must_use]
+    pub fn unmeant_in_pools(&self) -> Vec<(Box<str>, usize)> {
+        let loading = self.loading.read();
+        let sizes = loading.pool_sizes().into_iter().zip(loading.unmeant_sizes());
+        sizes.map(|((pool, _), unmeant)| (pool, unmeant)).collect()
     }
 
     /// Name of each pool, and the number of its blocks.

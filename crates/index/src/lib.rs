@@ -104,7 +104,9 @@ pub use copier::{CopyDone, CopyState, Dump, RankCopier};
 pub use find::{Match, OwnedMatch};
 pub use handle::{RankHandle, RankRef};
 pub use index::{BlockIndex, Config};
-pub use loading::{Loadable, Members, OffloadSettings, SavedPool, SavedPoolBlock, Segment, SharedPool};
+pub use loading::{
+    EvictionOrder, Loadable, Members, NamedBlocks, OffloadSettings, SavedPool, SavedPoolBlock, Segment, SharedPool,
+};
 pub use stats::{RankStats, Stats};
 pub use types::{BlockHash, Error, Event, Tier, View};
 pub use writer::{Adoption, Roots};

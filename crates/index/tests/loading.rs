@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::num::NonZeroU32;
 
-use kvatlas_index::{BlockHash, BlockIndex, Config, Loadable, Members, OffloadSettings, SharedPool, Tier};
+use kvatlas_index::{
+    BlockHash, BlockIndex, Config, EvictionOrder, Loadable, Members, OffloadSettings, SharedPool, Tier,
+};
 use kvatlas_testing::{Random, mix, seeds};
 
 /// Prompt with the engines' names of its blocks. Connectors' events leave out its salt.
@@ -347,6 +349,8 @@ fn folder(engines: &[Engine], chunk: usize) -> SharedPool {
         announces_removals: true,
         lifetime: None,
         room: None,
+        evicts: EvictionOrder::Announced,
+        follows_store: false,
     }
 }
 
@@ -404,6 +408,8 @@ fn a_pool_keeps_what_was_announced_last_and_what_a_look_finds() {
         announces_removals: false,
         lifetime: None,
         room,
+        evicts: EvictionOrder::Announced,
+        follows_store: false,
     };
     index.add_pool(pool.clone());
     let names = |prompt: &[u64]| prompt.iter().map(|name| BlockHash(*name)).collect::<Vec<_>>();
@@ -432,4 +438,244 @@ fn a_pool_keeps_what_was_announced_last_and_what_a_look_finds() {
     assert_eq!(index.keep_in_pool("folder", &found, 6.0), 1 + 9_989);
     assert_eq!([&[5, 6][..], &[12], &[13], &[7]].map(|prompt| depth_in_pool(&index, prompt)), [1, 1, 0, 1]);
     assert_eq!(index.keep_in_pool("nowhere", &found, 6.0), 0);
+}
+
+/// Store of limited size that evicts what was used longest ago, and engines that load from it what they can.
+struct LruFleet {
+    index: BlockIndex,
+    /// Blocks on the device of each engine.
+    devices: [HashSet<u64>; 3],
+    /// Blocks in the store, the one used longest ago first.
+    store: Vec<u64>,
+    room: usize,
+    prompts: Vec<Prompt>,
+}
+
+impl LruFleet {
+    fn new(random: &mut Random, evicts: EvictionOrder) -> Self {
+        let index = BlockIndex::new(Config { block_size: 1, count_copies: true }).expect("a block size");
+        let room = 3 + random.index(12);
+        index.add_pool(SharedPool {
+            name: "store".into(),
+            members: Members::Named(vec!["w0".into(), "w1".into(), "w2".into(), "new".into()]),
+            tier: Tier::External,
+            chunk: Some(NonZeroU32::MIN),
+            announces_removals: false,
+            lifetime: None,
+            room: std::num::NonZeroU64::new(room as u64),
+            evicts,
+            follows_store: false,
+        });
+        let mut prompts: Vec<Prompt> = Vec::new();
+        for _ in 0..8 {
+            let mut plain: Vec<u64> = (0..=random.below(8)).map(|_| 1 + random.below(2)).collect();
+            if !prompts.is_empty() && random.chance(50) {
+                let other = &prompts[random.index(prompts.len())].plain;
+                plain = other[..random.index(other.len() + 1)].iter().copied().chain(plain).collect();
+            }
+            prompts.push(Prompt::new(plain, 0));
+        }
+        Self { index, devices: Default::default(), store: Vec::new(), room, prompts }
+    }
+
+    fn put(&mut self, name: u64) {
+        self.store.retain(|it| *it != name);
+        self.store.push(name);
+        if self.store.len() > self.room {
+            self.store.remove(0);
+        }
+    }
+
+    /// An engine answers a prompt: what the store has of it is loaded, or found when the rest is to be put there.
+    fn answer(&mut self, engine: usize, prompt: usize) {
+        let worker = format!("w{engine}");
+        let names = self.prompts[prompt].names.clone();
+        let contents = self.prompts[prompt].contents.clone();
+        let new: Vec<usize> = (0..names.len()).filter(|at| self.devices[engine].insert(names[*at])).collect();
+        for &at in &new {
+            if self.store.contains(&names[at]) {
+                self.put(names[at]);
+            }
+            let (parent, name) = (self.prompts[prompt].parent(at), BlockHash(names[at]));
+            self.index.store(&worker, 0, Tier::Gpu, parent, &[name], &[contents[at]]).expect("it has room");
+        }
+        for &at in &new {
+            if !self.store.contains(&names[at]) {
+                let (parent, name) = (self.prompts[prompt].parent(at), BlockHash(names[at]));
+                self.index.store(&worker, 0, Tier::External, parent, &[name], &[contents[at]]).expect("it has room");
+                self.put(names[at]);
+            }
+        }
+    }
+
+    fn step(&mut self, random: &mut Random) {
+        let (engine, prompt) = (random.index(3), random.index(self.prompts.len()));
+        match random.below(10) {
+            0..6 => self.answer(engine, prompt),
+            6..9 => {
+                let name = *random.pick(&self.prompts[prompt].names);
+                if self.devices[engine].remove(&name) {
+                    self.index.remove(&format!("w{engine}"), 0, Tier::Gpu, &[BlockHash(name)]);
+                }
+            }
+            _ => {
+                self.devices[engine].clear();
+                self.index.clear(&format!("w{engine}"), Some(0), None);
+            }
+        }
+    }
+
+    /// Number of prompts for which the index is wrong about the part that an engine with an empty device can load.
+    fn wrong(&self) -> usize {
+        let wrong = |prompt: &&Prompt| {
+            let held = prompt.names.iter().take_while(|name| self.store.contains(name)).count();
+            let found = self.index.find_loadable(&prompt.contents);
+            let empty = found.iter().find(|it| &*it.worker == "new");
+            empty.map_or(0, Loadable::depth) as usize != held
+        };
+        self.prompts.iter().filter(wrong).count()
+    }
+}
+
+#[test]
+fn a_store_that_evicts_what_was_used_longest_ago_is_known_exactly() {
+    let mut wrong = [0; 2];
+    for (evicts, wrong) in [EvictionOrder::Used, EvictionOrder::Announced].into_iter().zip(&mut wrong) {
+        for seed in 0..seeds(200) {
+            let random = &mut Random(seed);
+            let mut fleet = LruFleet::new(random, evicts);
+            for time in 0..80 {
+                fleet.index.set_time(f64::from(time));
+                fleet.step(random);
+                *wrong += fleet.wrong();
+                assert!(fleet.index.is_loading_consistent());
+            }
+        }
+    }
+    assert_eq!(wrong[0], 0);
+    assert!(wrong[1] > 1_000, "the order of announcements is another: {}", wrong[1]);
+}
+
+#[test]
+fn loads_that_were_reported_keep_blocks() {
+    let index = BlockIndex::new(Config { block_size: 1, count_copies: true }).expect("a block size");
+    let pool = SharedPool {
+        name: "store".into(),
+        members: Members::All,
+        tier: Tier::External,
+        chunk: Some(NonZeroU32::MIN),
+        announces_removals: false,
+        lifetime: Some(10.0),
+        room: std::num::NonZeroU64::new(3),
+        evicts: EvictionOrder::Used,
+        follows_store: false,
+    };
+    index.add_pool(pool.clone());
+    let names = [1, 2, 3, 4].map(BlockHash);
+    index.set_time(1.0);
+    index.store("a", 0, Tier::External, None, &names[..3], &[1, 2, 3]).expect("room for it");
+    index.set_time(9.0);
+    assert_eq!(index.use_from_pool("store", &[1, 2, 3], 0), 3);
+    assert_eq!(index.use_from_pool("store", &[1, 2], 1), 1);
+    assert_eq!((index.use_from_pool("store", &[1], 3), index.use_from_pool("nowhere", &[1], 0)), (0, 0));
+    index.set_time(19.0);
+    assert_eq!(depth_in_pool(&index, &[1, 2, 3]), 3);
+    // The first was used before the others.
+    index.store("a", 0, Tier::External, None, &names[3..], &[4]).expect("room for it");
+    assert_eq!([&[1][..], &[4]].map(|prompt| depth_in_pool(&index, prompt)), [0, 1]);
+    index.add_pool(SharedPool { evicts: EvictionOrder::Announced, ..pool });
+    assert_eq!(index.use_from_pool("store", &[4], 0), 0);
+}
+
+/// Engines whose store names its blocks itself, some of them before any engine has described them.
+#[test]
+fn blocks_that_a_store_names_count_once_they_are_described() {
+    let mut waited = 0;
+    for seed in 0..seeds(300) {
+        let random = &mut Random(seed);
+        let index = BlockIndex::new(Config { block_size: 1, count_copies: true }).expect("a block size");
+        let pool = SharedPool {
+            name: "store".into(),
+            members: Members::Named(vec!["a".into(), "b".into(), "new".into()]),
+            tier: Tier::Cpu,
+            chunk: Some(NonZeroU32::MIN),
+            announces_removals: true,
+            lifetime: None,
+            room: None,
+            evicts: EvictionOrder::Announced,
+            follows_store: true,
+        };
+        index.add_pool(pool);
+        let prompts: Vec<_> =
+            (0..6).map(|_| Prompt::new((0..=random.below(6)).map(|_| 1 + random.below(2)).collect(), 0)).collect();
+        let (mut store, mut described) = (HashSet::new(), HashSet::new());
+        let mut devices: [HashSet<u64>; 2] = Default::default();
+        for _ in 0..80 {
+            let (engine, prompt) = (random.index(2), &prompts[random.index(prompts.len())]);
+            let worker = ["a", "b"][engine];
+            let name = *random.pick(&prompt.names);
+            match random.below(12) {
+                0..4 => {
+                    let counts = index.name_in_pool("store", &[BlockHash(name)]);
+                    let is_told = devices.iter().any(|device| device.contains(&name)) || described.contains(&name);
+                    assert!(counts.known + counts.placed + counts.waiting == 1 && counts.refused == 0);
+                    assert!(!is_told || counts.waiting == 0);
+                    waited += counts.waiting;
+                    store.insert(name);
+                    if counts.waiting == 0 {
+                        described.insert(name);
+                    }
+                }
+                4 | 5 => {
+                    index.unname_in_pool("store", &[BlockHash(name)]);
+                    store.remove(&name);
+                    described.remove(&name);
+                }
+                6 => {
+                    store.retain(|_| random.chance(70));
+                    described.retain(|name| store.contains(name));
+                    index.keep_in_pool("store", &store, f64::INFINITY);
+                    let names: Vec<_> = store.iter().copied().map(BlockHash).collect();
+                    index.name_in_pool("store", &names);
+                }
+                7 => {
+                    // These events put nothing into the pool, and take nothing out of it.
+                    let names = prompt.blocks(0..prompt.names.len());
+                    index.store(worker, 0, Tier::Cpu, None, &names, &prompt.contents).expect("it has room");
+                    described.extend(prompt.names.iter().filter(|name| store.contains(name)));
+                    index.remove(worker, 0, Tier::Cpu, &names[..1]);
+                }
+                8 => {
+                    index.remove(worker, 0, Tier::Gpu, &[BlockHash(name)]);
+                    devices[engine].remove(&name);
+                }
+                _ => {
+                    let names = prompt.blocks(0..prompt.names.len());
+                    let is_new = |at: &usize| !devices[engine].contains(&prompt.names[*at]);
+                    for at in (0..names.len()).filter(is_new) {
+                        let (parent, names) = (prompt.parent(at), &names[at..=at]);
+                        index.store(worker, 0, Tier::Gpu, parent, names, &prompt.contents[at..=at]).expect("room");
+                    }
+                    devices[engine].extend(&prompt.names);
+                    described.extend(prompt.names.iter().filter(|name| store.contains(name)));
+                }
+            }
+            assert!(index.is_loading_consistent());
+            for prompt in &prompts {
+                let found = index.find_loadable(&prompt.contents);
+                let depth = found.iter().find(|it| &*it.worker == "new").map_or(0, Loadable::depth) as usize;
+                let leading = |held: &HashSet<u64>| prompt.names.iter().take_while(|it| held.contains(it)).count();
+                assert!(depth >= leading(&described) && depth <= leading(&store), "{depth}");
+                assert!(found.iter().flat_map(|it| &it.segments).all(|it| it.is_certain));
+            }
+        }
+        index.set_pool_whole("store", false);
+        let is_certain = |found: Vec<Loadable>| found.iter().flat_map(|it| &it.segments).all(|it| it.is_certain);
+        let answers = prompts.iter().map(|prompt| index.find_loadable(&prompt.contents));
+        for found in answers {
+            let has_pool = found.iter().flat_map(|it| &it.segments).any(|it| it.pool.is_some());
+            assert_eq!(is_certain(found), !has_pool);
+        }
+    }
+    assert!(waited > 500, "{waited}");
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
 
-use kvatlas_index::{BlockIndex as Core, Loadable, Members, OffloadSettings, SharedPool, Tier};
+use kvatlas_index::{BlockIndex as Core, EvictionOrder, Loadable, Members, OffloadSettings, SharedPool, Tier};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyTuple, PyType};
@@ -23,6 +23,19 @@ argument! {
     };
     /// Argument `announces_removals`: true if the members of a pool announce removals.
     Announces(bool) = |value| flag(value, "announces_removals");
+    /// True if the store itself says what it holds.
+    Follows(bool) = |value| flag(value, "follows_store");
+    /// Order in which a full pool evicts.
+    Evicts(EvictionOrder) = |value| match string(value, "evicts")? {
+        "announced" => Ok(EvictionOrder::Announced),
+        "used" => Ok(EvictionOrder::Used),
+        other => {
+            let message = format!("evicts is \"announced\" or \"used\", not {other:?}");
+            Err(errors::argument("out_of_range", &message))
+        }
+    };
+    /// Number of blocks before the first one loaded.
+    Start(usize) = |value| within(value, "start", 0..=usize::MAX);
 }
 
 /// The part of an index for the blocks that engines can load from host memory, disks and pools, beyond their device
@@ -90,15 +103,20 @@ impl LoadableIndex {
     ///     lifetime: Seconds after which a block no longer counts unless announced again; None for no limit.
     ///     room: Capacity of the pool in blocks, at least 1: beyond it, the blocks announced longest ago no longer
     ///         count. None for no limit.
+    ///     evicts: "used" if blocks that were loaded or announced longest ago leave it first, as far as loads are
+    ///         known; "announced" if loads make no difference.
+    ///     follows_store: Whether hold() and release() say what it holds: what members announce then only tells
+    ///         what these blocks contain.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: chunk or room is less than 1 block, the tier is "gpu" or unknown, or the lifetime is
-    ///         not positive.
+    ///     InvalidArgumentError: chunk or room is less than 1 block, the tier is "gpu" or unknown, the order of
+    ///         eviction is unknown, or the lifetime is not positive.
     #[pyo3(signature = (name, *, members=None, chunk=None, tier=TierName(Tier::External),
-                        announces_removals=Announces(false), lifetime=None, room=None))]
+                        announces_removals=Announces(false), lifetime=None, room=None,
+                        evicts=Evicts(EvictionOrder::Announced), follows_store=Follows(false)))]
     #[pyo3(text_signature = "($self, name, *, members=None, chunk=None, tier='external', announces_removals=False, \
-                             lifetime=None, room=None)")]
+                             lifetime=None, room=None, evicts='announced', follows_store=False)")]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn add_pool(
         &self,
@@ -110,6 +128,8 @@ impl LoadableIndex {
         announces_removals: Announces,
         lifetime: Option<&Bound<'_, PyAny>>,
         room: Option<&Bound<'_, PyAny>>,
+        evicts: Evicts,
+        follows_store: Follows,
     ) -> PyResult<()> {
         let name = string(name, "name")?;
         if tier.0 == Tier::Gpu {
@@ -125,7 +145,8 @@ impl LoadableIndex {
         let room = room.map(|value| within(value, "room", 1..=u64::MAX)).transpose()?.and_then(NonZeroU64::new);
         let (name, tier, chunk, announces_removals) =
             (name.into(), tier.0, chunk.map(|chunk| chunk.0), announces_removals.0);
-        let pool = SharedPool { name, members, tier, chunk, announces_removals, lifetime, room };
+        let (evicts, follows_store) = (evicts.0, follows_store.0);
+        let pool = SharedPool { name, members, tier, chunk, announces_removals, lifetime, room, evicts, follows_store };
         py.detach(|| self.core.add_pool(pool));
         Ok(())
     }
@@ -226,6 +247,95 @@ impl LoadableIndex {
         let found: HashSet<u64> = names(block_hashes)?.into_iter().map(|name| name.0).collect();
         let until = until.map(|value| number(value, "until", "finite", |_| true)).transpose()?;
         Ok(py.detach(|| self.core.keep_in_pool(pool, &found, until.unwrap_or(self.core.time()))))
+    }
+
+    /// Records that a pool's store says that it holds these blocks.
+    ///
+    /// They count if a member has told what they contain, and otherwise from when one does.
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///     block_hashes: The engines' names of the blocks, as BlockIndex.store() takes them.
+    ///
+    /// Returns:
+    ///     int: The number of blocks that are in the pool now and were not before.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    #[pyo3(signature = (pool, *, block_hashes))]
+    fn hold(&self, py: Python<'_>, pool: &Bound<'_, PyAny>, block_hashes: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let (pool, names) = (string(pool, "pool")?, names(block_hashes)?);
+        Ok(py.detach(|| self.core.name_in_pool(pool, &names).placed))
+    }
+
+    /// Records that a pool's store says that it holds these blocks no more.
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///     block_hashes: The engines' names of the blocks, as BlockIndex.store() takes them.
+    ///
+    /// Returns:
+    ///     int: The number of blocks that are gone from the pool.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    #[pyo3(signature = (pool, *, block_hashes))]
+    fn release(&self, py: Python<'_>, pool: &Bound<'_, PyAny>, block_hashes: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let (pool, names) = (string(pool, "pool")?, names(block_hashes)?);
+        Ok(py.detach(|| self.core.unname_in_pool(pool, &names)))
+    }
+
+    /// Sets whether all removals that a pool's store announced have been seen.
+    ///
+    /// While they may have not, answers about the pool are not certain.
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///     whole: Whether they have.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    fn set_whole(&self, py: Python<'_>, pool: &Bound<'_, PyAny>, whole: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (pool, whole) = (string(pool, "pool")?, flag(whole, "whole")?);
+        py.detach(|| self.core.set_pool_whole(pool, whole));
+        Ok(())
+    }
+
+    /// Records that an engine has loaded blocks of a prompt from a pool.
+    ///
+    /// A pool that evicts what was used longest ago keeps them longer; others ignore it.
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///     tokens: Token ids up to the end of what was loaded, as BlockIndex.find() takes them.
+    ///     content_hashes: Content hashes of the blocks up to the end of what was loaded, likewise.
+    ///     start: Number of blocks before the first one loaded.
+    ///     lora: Name of the LoRA adapter, with tokens only.
+    ///     salt: Cache salt, with tokens only.
+    ///
+    /// Returns:
+    ///     int: The number of blocks of the pool whose age begins anew.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: As of BlockIndex.find(), or a start below 0.
+    #[pyo3(signature = (pool, *, tokens=None, content_hashes=None, start=Start(0), lora=None, salt=None))]
+    #[pyo3(text_signature = "($self, pool, *, tokens=None, content_hashes=None, start=0, lora=None, salt=None)")]
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
+    fn note_load(
+        &self,
+        py: Python<'_>,
+        pool: &Bound<'_, PyAny>,
+        tokens: Option<&Bound<'_, PyAny>>,
+        content_hashes: Option<&Bound<'_, PyAny>>,
+        start: Start,
+        lora: Option<&Bound<'_, PyAny>>,
+        salt: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
+        let pool = string(pool, "pool")?;
+        let given = PromptArguments::new("note_load", tokens, content_hashes, lora, salt)?;
+        let (prompt, block_size) = (given.prompt(), self.core.config().block_size);
+        Ok(detach_if(py, true, || self.core.use_from_pool(pool, &prompt.hashes(block_size), start.0)))
     }
 
     /// Finds the leading part of a prompt that each worker has or can load, without computing it.

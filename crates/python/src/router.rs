@@ -302,6 +302,43 @@ impl RouterServer {
         self.inner.service().map_or_else(Vec::new, |service| py.detach(|| restarted(service)))
     }
 
+    /// Notes that the keys of a pool's store are being asked for.
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///
+    /// Returns:
+    ///     bool: Whether a pool of this name follows a store here.
+    fn begin_pool_look(&self, py: Python<'_>, pool: &str) -> bool {
+        self.inner.service().is_some_and(|service| py.detach(|| service.begin_pool_look(pool)))
+    }
+
+    /// Applies the keys of a pool's store, as asked for after begin_pool_look().
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///     keys: The keys, one in a line; None if they could not be got.
+    ///     publishes: Whether the store says that it publishes events.
+    ///
+    /// Returns:
+    ///     str or None: What was found, JSON; None without keys.
+    #[pyo3(signature = (pool, keys, publishes))]
+    fn end_pool_look(&self, py: Python<'_>, pool: &str, keys: Option<&[u8]>, publishes: bool) -> Option<String> {
+        let service = self.inner.service()?;
+        py.detach(|| service.end_pool_look(pool, keys, publishes))
+    }
+
+    /// Tells if the keys of a pool's store are needed at once, as events of the store were missed.
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///
+    /// Returns:
+    ///     bool: Whether they are.
+    fn wants_pool_look(&self, py: Python<'_>, pool: &str) -> bool {
+        self.inner.service().is_some_and(|service| py.detach(|| service.wants_pool_look(pool)))
+    }
+
     /// Approximate number of cached tokens that only one worker holds, for each worker: these would be lost with it.
     ///
     /// Returns:

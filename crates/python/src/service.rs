@@ -169,6 +169,42 @@ impl Service {
         py.detach(|| self.inner.follower().restarted().iter().map(ToString::to_string).collect())
     }
 
+    /// Notes that the keys of a pool's store are being asked for.
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///
+    /// Returns:
+    ///     bool: Whether a pool of this name follows a store.
+    fn begin_pool_look(&self, py: Python<'_>, pool: &str) -> bool {
+        py.detach(|| self.inner.follower().begin_pool_look(pool))
+    }
+
+    /// Applies the keys of a pool's store, as asked for after begin_pool_look().
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///     keys: The keys, one in a line; None if they could not be got.
+    ///     publishes: Whether the store says that it publishes events.
+    ///
+    /// Returns:
+    ///     str or None: What was found, JSON; None without keys.
+    #[pyo3(signature = (pool, keys, publishes))]
+    fn end_pool_look(&self, py: Python<'_>, pool: &str, keys: Option<&[u8]>, publishes: bool) -> Option<String> {
+        py.detach(|| self.inner.follower().end_pool_look(pool, keys, publishes))
+    }
+
+    /// Tells if the keys of a pool's store are needed at once, as events of the store were missed.
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///
+    /// Returns:
+    ///     bool: Whether they are.
+    fn wants_pool_look(&self, py: Python<'_>, pool: &str) -> bool {
+        py.detach(|| self.inner.follower().wants_pool_look(pool))
+    }
+
     /// The engines and configured streams that discovery watches.
     ///
     /// Returns:

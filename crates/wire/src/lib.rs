@@ -35,6 +35,7 @@ mod hybrid;
 mod identity;
 pub mod keys;
 mod reader;
+pub mod store;
 
 pub use decode::{Decoder, decode};
 pub use error::{Error, Reason, RefusedEvent};

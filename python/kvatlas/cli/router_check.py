@@ -15,7 +15,7 @@ from kvatlas._text import counted
 from kvatlas.cli.console import console
 from kvatlas.router.check import EngineReport, check
 from kvatlas.router.check.codes import exit_status
-from kvatlas.router.check.findings import GLOBAL, SETTINGS
+from kvatlas.router.check.findings import GLOBAL, SETTINGS, STORE
 from kvatlas.router.config import RouterConfig
 from kvatlas.router.config.schema import ROUTER_SECTIONS
 from kvatlas.service.config.section import exposure, secret_files
@@ -66,6 +66,8 @@ def _sum_up(out: Console, reports: list[EngineReport]) -> None:
     places = [f"{count} of {engines}"] if (count := sum(one.is_of_engine for one in bad)) else []
     if any(one.role == GLOBAL for one in bad):
         places.append("the service above")
+    if any(one.role == STORE for one in bad):
+        places.append("the store of a pool")
     if any(one.role == SETTINGS for one in bad):
         places.append("settings")
     problems = sum(len(one.problems) for one in bad)

@@ -87,6 +87,15 @@ class EngineRegistry:
     def restarted(self) -> list[str]:
         return []
 
+    def begin_pool_look(self, pool: str, /) -> bool:
+        return False
+
+    def end_pool_look(self, pool: str, keys: bytes | None, publishes: bool, /) -> str | None:
+        return None
+
+    def wants_pool_look(self, pool: str, /) -> bool:
+        return False
+
     def release(self, hold: str, /) -> bool:
         return False
 

@@ -191,3 +191,34 @@ def test_a_report_is_json(tokenizer: Path) -> None:
     report = one(tokenizer, tiers=HOST, describes=False)
     checks = json.loads(json.dumps(report.as_json()))["checks"]
     assert [it["code"] for it in checks if it["check"] == "tiers"] == ["tier_names_only", "tiers_not_told"]
+
+
+KEY = "m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("publishes", "keys", "pool", "expected"),
+    [
+        (False, f"{KEY}\n", {}, {"ok": "ok"}),
+        (True, f"{KEY}\n", {"events": "tcp://m:1"}, {"ok": "ok"}),
+        (False, f"{KEY}\n", {"events": "tcp://m:1"}, {"store_no_events": "warning", "ok": "ok"}),
+        (True, "", {}, {"store_events_unset": "note", "store_empty": "note"}),
+        (False, "a\nb\n", {}, {"ok": "ok", "store_keys_unread": "problem"}),
+        (False, f"{KEY}\np@{KEY}\n", {"key_prefix": "p@m"}, {"ok": "ok"}),
+        (False, f"{KEY}\nn{KEY}\n", {"key_prefix": "p@m"}, {"ok": "ok", "store_keys_unclear": "problem"}),
+        (False, f"m_{KEY[-64:]}_0_k\n", {}, {"ok": "ok", "store_tier": "warning"}),
+        (False, f"m_{KEY[-64:]}_0_k\n", {"tier": "external"}, {"ok": "ok"}),
+        (None, "", {}, {"store_unreachable": "problem"}),
+    ],
+)
+def test_a_store_that_is_a_pool(
+    publishes: bool | None, keys: str, pool: dict[str, Any], expected: dict[str, str]
+) -> None:
+    with FakeEngine({"/get_all_keys": keys}) as master:
+        master.answers["/kv_events/status"] = 500 if publishes is None else {"enabled": publishes}
+        reports = checked([Engine(f"http://127.0.0.1:{closed_port()}")], None, Pool("s", mooncake=master.url, **pool))
+    (report,) = [report for report in reports if report.role == "store"]
+    assert {finding.code: finding.level for finding in report.findings} == expected
+    assert not report.is_of_engine
+    if publishes is False and "events" in pool:
+        assert "released wheels are built without" in change(report, "store_no_events")

@@ -68,6 +68,15 @@ class FakeNative:
                 self.log.append(("unregister", *name))
             return len(gone)
 
+    def begin_pool_look(self, _pool: str, /) -> bool:
+        return False
+
+    def end_pool_look(self, _pool: str, _keys: bytes | None, _publishes: bool, /) -> str | None:
+        return None
+
+    def wants_pool_look(self, _pool: str, /) -> bool:
+        return False
+
     def change(self, settings: str, /) -> None:
         self.changes.append(settings)
 

@@ -22,7 +22,12 @@ POOL = {
     "announces_removals": False,
     "lifetime": None,
     "room": None,
+    "evicts_used": False,
     "directory": None,
+    "mooncake": None,
+    "events": None,
+    "key_prefix": None,
+    "objects": None,
     "look_every": 30.0,
 }
 

@@ -55,8 +55,23 @@ def test_what_the_native_service_is_told() -> None:
         "room": 12,  # three chunks of four blocks
         "directory": "/kv",
         "look_every": 5.0,
+        "evicts_used": False,
+        "mooncake": None,
+        "events": None,
+        "key_prefix": None,
+        "objects": None,
     }
     assert [told[1][name] for name in ("lifetime", "room", "directory", "look_every")] == [None, None, None, 30.0]
+
+
+def test_a_store_that_is_asked() -> None:
+    text = "store,mooncake=http://m:9003/,events=tcp://m:5560,key_prefix=p@m,objects=2,evicts=used,lifetime=9"
+    told = read_config({"pool": [text]}, {}).config.for_native()["streams"]["pools"][0]
+    assert told["tier"] == "cpu", "as vLLM's connector calls it"
+    names = ("mooncake", "events", "key_prefix", "objects", "evicts_used")
+    assert [told[name] for name in names] == ["http://m:9003", "tcp://m:5560", "p@m", 2, True]
+    assert Pool("store", mooncake="http://m:9003", tier="external").tier == "external"
+    assert Pool("folder").tier == "external"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +88,14 @@ def test_what_the_native_service_is_told() -> None:
         (["folder,chunk_bytes=1000"], "budget and chunk_bytes belong together"),
         (["folder,budget=999,chunk_bytes=1000"], "budget is less than a chunk, 1,000 bytes"),
         (["folder,look_every=0"], "look_every must be"),
+        (["folder,evicts=lru,lifetime=9"], "evicts must be"),
+        (["folder,evicts=used"], "evicts says what budget or lifetime keeps"),
+        (["folder,events=tcp://m:5560"], "events is for a pool that is a store: set mooncake"),
+        (["folder,objects=2"], "objects is for a pool that is a store"),
+        (["store,mooncake=m:9003"], "mooncake is http://HOST:PORT"),
+        (["store,mooncake=http://m:9003,directory=/kv"], "set directory or mooncake"),
+        (["store,mooncake=http://m:9003,events=m:5560"], "events must be tcp://HOST:PORT"),
+        (["store,mooncake=http://m:9003,objects=0"], "objects must be"),
         (["folder", "folder,tier=cpu"], 'two pools are named "folder"'),
         (["folder", "store,members=a"], "are both the tier external of some workers"),
     ],

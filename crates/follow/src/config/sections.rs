@@ -6,12 +6,14 @@ use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvatlas_index::{BlockIndex, Members, OffloadSettings, SharedPool, Tier};
+use kvatlas_index::{BlockIndex, EvictionOrder, Members, OffloadSettings, SharedPool, Tier};
 use kvatlas_settings::Secret;
 use kvatlas_stream::limits::LimitsConfig;
 use kvatlas_stream::machine::MachineConfig;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+
+use crate::endpoint::Endpoint;
 
 /// Settings for reading engines' event streams.
 #[derive(Debug, Clone, Deserialize)]
@@ -234,12 +236,28 @@ pub struct PoolConfig {
     pub lifetime: Option<f64>,
     /// Capacity of the pool, in blocks; `None` for no limit.
     pub room: Option<NonZeroU64>,
+    /// True if blocks that were used longest ago leave a full pool first, false if those announced longest ago do.
+    pub evicts_used: bool,
     /// Directory with one file per chunk, which is scanned to see which chunks exist; `None` to rely on the announced
     /// events alone.
     pub directory: Option<PathBuf>,
-    /// Time between two scans of the pool's directory for removed files.
+    /// URL of the metrics of the Mooncake master whose objects the pool's blocks are; `None` for other pools.
+    pub mooncake: Option<Box<str>>,
+    /// Endpoint of the master's event stream; `None` to ask the master for its keys alone.
+    #[serde(deserialize_with = "endpoint")]
+    pub events: Option<Endpoint>,
+    /// Beginning of the keys of the pool's objects, up to the rank; `None` for keys that name the model of the index.
+    pub key_prefix: Option<Box<str>>,
+    /// Number of objects that one block is in each of its cache groups; `None` for what the keys show.
+    pub objects: Option<NonZeroU32>,
+    /// Time between two scans of the pool's directory for removed files, or between two lists of the store's keys.
     #[serde(with = "kvatlas_settings::seconds")]
     pub look_every: Duration,
+}
+
+fn endpoint<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Endpoint>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+    text.parse().map(Some).map_err(D::Error::custom)
 }
 
 fn beyond_the_device<'de, D: Deserializer<'de>>(from: D) -> Result<Tier, D::Error> {
@@ -252,9 +270,11 @@ fn beyond_the_device<'de, D: Deserializer<'de>>(from: D) -> Result<Tier, D::Erro
 
 impl From<&PoolConfig> for SharedPool {
     fn from(config: &PoolConfig) -> Self {
-        let PoolConfig { name, members, chunk, tier, announces_removals, lifetime, room, .. } = config.clone();
+        let PoolConfig { name, members, chunk, tier, announces_removals, lifetime, room, evicts_used, .. } =
+            config.clone();
+        let evicts = if evicts_used { EvictionOrder::Used } else { EvictionOrder::Announced };
         let members = members.map_or(Members::All, Members::Named);
-        Self { name, members, tier, chunk, announces_removals, lifetime, room }
+        Self { name, members, tier, chunk, announces_removals, lifetime, room, evicts, follows_store: false }
     }
 }
 

@@ -31,7 +31,9 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+pub(crate) use self::outbound::OutboundStream;
 pub(crate) use self::publishers::Publishers;
+pub(crate) use self::transport::TransportEvent;
 use self::transport::ZmqTransport;
 use crate::context::StreamContext;
 use crate::relay::Subject;

@@ -17,7 +17,6 @@ use super::transport::TransportEvent;
 use crate::config::StreamConfig;
 use crate::context::StreamContext;
 use crate::endpoint::Endpoint;
-use crate::state::Registration;
 
 enum LiveStage {
     /// The pause before the next attempt is not over, or the host name has not been resolved yet.
@@ -27,7 +26,7 @@ enum LiveStage {
 }
 
 /// Live connection to an engine that listens for subscribers.
-pub(super) struct OutboundStream {
+pub(crate) struct OutboundStream {
     stage: LiveStage,
     address: Address,
     /// Address to which the engine's host name was last resolved; `None` before the first time.
@@ -41,12 +40,12 @@ pub(super) struct OutboundStream {
 }
 
 impl OutboundStream {
-    pub(super) fn new(registration: &Registration, context: &StreamContext) -> Self {
+    pub(crate) fn new(endpoint: &Endpoint, topic: &str, context: &StreamContext) -> Self {
         Self {
             stage: LiveStage::Pause,
-            address: Address::new(&registration.endpoint),
+            address: Address::new(endpoint),
             at: None,
-            topic: registration.topic.clone(),
+            topic: topic.to_owned(),
             topics: LiveTopics::default(),
             config: context.config.clone(),
             room: context.room(),
@@ -67,7 +66,7 @@ impl OutboundStream {
         self.timer.as_mut().reset(Instant::now());
     }
 
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Vec<u8>>> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Vec<u8>>> {
         if let Some(incoming) = self.topics.next() {
             return Poll::Ready(incoming);
         }

@@ -89,7 +89,11 @@ impl ZmqTransport {
     /// the engine's connections.
     pub(super) fn new(registration: &Registration, context: &StreamContext, route: Option<Route>) -> Self {
         let live = match route {
-            None => LiveConnection::Outbound(Box::new(OutboundStream::new(registration, context))),
+            None => LiveConnection::Outbound(Box::new(OutboundStream::new(
+                &registration.endpoint,
+                &registration.topic,
+                context,
+            ))),
             Some(route) => LiveConnection::Inbound(Box::new(InboundStream::new(route))),
         };
         let replay = registration

@@ -44,6 +44,8 @@ pub(super) struct RankPart {
     /// True if blocks may remain in host memory that the book has deleted: engines do not announce if a reset of their
     /// cache also empties host memory.
     pub(super) is_in_doubt: bool,
+    /// True once the blocks are in the book that the rank had when it was added.
+    pub(super) is_filled: bool,
 }
 
 /// Blocks of one pool, a store that several engines load from.
@@ -58,6 +60,10 @@ pub(super) struct PoolPart {
     pub(super) seen: Map<u64, f64>,
     /// Order in which blocks were announced, the oldest first; used only if the pool's capacity is limited.
     pub(super) announced: AnnouncementOrder,
+    /// Block hashes that the store has named and whose contents no member has told yet, with the time in seconds.
+    pub(super) unmeant: Map<u64, f64>,
+    /// False while a removal that the store announced may have been missed.
+    pub(super) is_whole: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,8 +116,7 @@ impl Outside {
 impl LoadBook {
     pub(crate) fn bytes(&self) -> usize {
         let ranks = self.ranks.values().map(|it| it.names.bytes()).sum::<usize>();
-        let pools =
-            self.pools.iter().map(|it| it.names.bytes() + it.seen.bytes() + it.announced.bytes()).sum::<usize>();
+        let pools = self.pools.iter().map(PoolPart::bytes).sum::<usize>();
         let maps = self.ranks.allocation_size()
             + self.settings.allocation_size()
             + self.learnt.allocation_size()
@@ -170,11 +175,12 @@ impl LoadBook {
             }
             None => {
                 let name = Arc::from(&*pool.name);
-                let (names, seen, announced) = (Names::default(), Map::default(), AnnouncementOrder::default());
+                let (names, seen, unmeant) = (Names::default(), Map::default(), Map::default());
+                let announced = AnnouncementOrder::default();
                 let slot = pool.tier as usize - 1;
                 let of_members = self.learnt.iter().filter(|((worker, _), _)| pool.members.has(worker));
                 let learnt = of_members.map(|(_, chunks)| chunks[slot]).filter(|it| *it > 1).fold(0, gcd);
-                self.pools.push(PoolPart { pool, name, names, learnt, seen, announced });
+                self.pools.push(PoolPart { pool, name, names, learnt, seen, announced, unmeant, is_whole: true });
             }
         }
         self.outside.is_in_use.store(true, Relaxed);
@@ -196,7 +202,8 @@ impl LoadBook {
     pub(crate) fn track(&mut self, number: u32, worker: Arc<str>, rank: u32) {
         let (pools, settings) = (pools_of(&self.pools, &worker), self.settings_of(&worker));
         let learnt = self.learnt.get(&(Box::from(&*worker), rank)).copied().unwrap_or([1; 3]);
-        let part = RankPart { worker, rank, names: Names::default(), pools, settings, learnt, is_in_doubt: false };
+        let (names, is_in_doubt, is_filled) = (Names::default(), false, false);
+        let part = RankPart { worker, rank, names, pools, settings, learnt, is_in_doubt, is_filled };
         self.ranks.insert(number, part);
         self.outside.is_in_use.store(true, Relaxed);
     }
@@ -229,12 +236,20 @@ impl LoadBook {
     pub(crate) fn sync(&mut self, rank: u32, said: &[HeldName], device_says: bool) {
         let Some(it) = self.ranks.get_mut(&rank) else { return };
         let mut forgotten: SmallVec<[(u64, Option<u64>); 8]> = SmallVec::new();
+        let mut gained: SmallVec<[u64; 16]> = SmallVec::new();
         for said in said {
             match said.block {
-                Some(block) if said.on != 0 => forgotten.extend(it.names.set(said.name, block, said.on)),
+                Some(block) if said.on != 0 => {
+                    if it.is_filled && it.names.get(said.name).is_none_or(|known| known.on == 0) {
+                        gained.push(said.name);
+                    }
+                    forgotten.extend(it.names.set(said.name, block, said.on));
+                }
                 _ => forgotten.extend(it.names.release(said.name)),
             }
         }
+        it.is_filled = true;
+        let all_pools = it.pools.clone();
         let pools = if device_says { it.pools.clone() } else { SmallVec::new() };
         forgotten.iter().for_each(|&(name, parent)| self.stop_waiting(Part::Rank(rank), name, parent));
         let held = || said.iter().filter(|said| said.on != 0);
@@ -259,6 +274,10 @@ impl LoadBook {
                 fresh.extend(named.into_iter().map(|name| (Part::Pool(pool), name)));
             }
         }
+        for pool in all_pools {
+            let blocks = held().filter_map(|said| Some((said.name, said.block?)));
+            self.note_described(pool, blocks, &gained, &mut fresh);
+        }
         self.settle(fresh);
     }
 
@@ -267,16 +286,21 @@ impl LoadBook {
         let Some(publisher) = self.ranks.get(&rank) else { return };
         let (it, now) = (&mut self.pools[pool as usize], self.outside.time());
         let on = only(it.pool.tier);
-        let (mut parent, mut moved) = (parent, Vec::new());
+        let (mut parent, mut moved, mut stored) = (parent, Vec::new(), Vec::with_capacity(names.len()));
         for (&name, &content) in names.iter().zip(contents) {
+            let before = parent.replace(name);
+            let named_at = it.unmeant.remove(&name);
+            let seen_at = if it.pool.follows_store { it.seen.get(&name).copied().or(named_at) } else { Some(now) };
+            let Some(seen_at) = seen_at else { continue };
             let publishers = publisher.names.get(name);
             let on_device = publishers.filter(|known| known.on & only(Tier::Gpu) != 0);
             let known = on_device.or_else(|| it.names.get(name)).or(publishers);
-            moved.extend(it.names.set(name, known.map_or((parent, content), |known| known.block), on));
-            it.seen.insert(name, now);
-            parent = Some(name);
+            moved.extend(it.names.set(name, known.map_or((before, content), |known| known.block), on));
+            if it.seen.insert(name, seen_at).is_none() || !it.pool.follows_store {
+                stored.push(name);
+            }
         }
-        it.note_announced(names);
+        it.note_announced(&stored);
         moved.into_iter().for_each(|(name, parent)| self.stop_waiting(Part::Pool(pool), name, parent));
         let mut fresh = Vec::new();
         names.iter().for_each(|&name| self.trace(Part::Pool(pool), name, &mut fresh));
@@ -286,6 +310,9 @@ impl LoadBook {
 
     /// Removes blocks from a pool, in any order. Returns the number of block hashes that the pool did not have.
     pub(crate) fn remove_from_pool(&mut self, pool: u32, names: &[u64]) -> usize {
+        if self.pools[pool as usize].pool.follows_store {
+            return 0;
+        }
         names.iter().rev().filter(|name| !self.take_from_pool(pool, **name)).count()
     }
 
@@ -472,6 +499,10 @@ impl LoadBook {
 }
 
 impl PoolPart {
+    fn bytes(&self) -> usize {
+        self.names.bytes() + self.seen.bytes() + self.announced.bytes() + self.unmeant.bytes()
+    }
+
     /// Number of blocks in a chunk (blocks stored and loaded together) of this pool: as configured, or else as learnt
     /// from stores; at least 1.
     pub(super) fn chunk(&self) -> u32 {

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `names.rs` | the block hashes of one rank or pool, each with the prefix hash of its block |
 //! | `book.rs` | all ranks that offload and all pools, as changed by events |
+//! | `named.rs` | blocks that a pool's store itself names, and loads that keep blocks from being evicted |
 //! | `shrink.rs` | blocks that leave pools without an announcement: for lack of room, or missing in a listing of the store |
 //! | `walk.rs` | lookups and their results |
 //!
@@ -20,6 +21,7 @@
 //! event costs a check of one flag.
 
 mod book;
+mod named;
 mod names;
 mod shrink;
 mod walk;
@@ -29,6 +31,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 use self::book::Part;
 use crate::types::Tier;
 pub(crate) use book::{HeldName, LoadBook, Outside};
+pub use named::NamedBlocks;
 pub(crate) use names::only;
 pub use walk::{Loadable, Segment};
 
@@ -61,6 +64,16 @@ impl Members {
     }
 }
 
+/// Order in which a pool without room for more evicts blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum EvictionOrder {
+    /// The block announced longest ago first.
+    #[default]
+    Announced,
+    /// The block announced or loaded longest ago first: least recently used.
+    Used,
+}
+
 /// Pool: a store of blocks that several engines write to and load from, such as a shared folder.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SharedPool {
@@ -80,6 +93,11 @@ pub struct SharedPool {
     /// Capacity of the pool in blocks; None for no limit. If more are announced, the blocks announced longest ago no
     /// longer count as present.
     pub room: Option<NonZeroU64>,
+    /// Blocks that no longer count once the pool has no room: those announced longest ago, or those used longest ago.
+    pub evicts: EvictionOrder,
+    /// True if the store itself says which blocks it holds ([`name_in_pool`](crate::BlockIndex::name_in_pool)): events
+    /// of members then only tell the contents of these blocks.
+    pub follows_store: bool,
 }
 
 /// Blocks of one pool, as saved in a snapshot.

@@ -90,7 +90,7 @@ impl LoadBook {
     /// `found`, a listing of the pool's store.
     pub(crate) fn missing_in_pool(&self, pool: &str, found: &HashSet<u64>, until: f64) -> Vec<u64> {
         let pool = self.pools.iter().find(|it| *it.name == *pool);
-        let seen = pool.into_iter().flat_map(|it| it.seen.iter());
+        let seen = pool.into_iter().flat_map(|it| it.seen.iter().chain(it.unmeant.iter()));
         seen.filter(|(name, at)| **at <= until && !found.contains(*name)).map(|(name, _)| *name).collect()
     }
 
@@ -98,11 +98,16 @@ impl LoadBook {
     /// the number of blocks removed.
     pub(crate) fn take_missing(&mut self, pool: &str, missing: &[u64], until: f64) -> usize {
         let Some(number) = self.pools.iter().position(|it| *it.name == *pool) else { return 0 };
-        let is_old = |it: &PoolPart, name| it.seen.get(name).is_some_and(|at| *at <= until);
-        let gone = missing
-            .iter()
-            .filter(|name| is_old(&self.pools[number], name) && self.take_from_pool(number as u32, **name));
-        gone.count()
+        let is_old = |it: &PoolPart, name: &u64| it.seen.get(name).is_some_and(|at| *at <= until);
+        let mut gone = 0;
+        for &name in missing {
+            let unmeant = &mut self.pools[number].unmeant;
+            if unmeant.get(&name).is_some_and(|at| *at <= until) {
+                unmeant.remove(&name);
+            }
+            gone += usize::from(is_old(&self.pools[number], &name) && self.take_from_pool(number as u32, name));
+        }
+        gone
     }
 
     /// Name of each pool, and the number of its blocks.

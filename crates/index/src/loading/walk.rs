@@ -148,7 +148,7 @@ impl LoadBook {
         if it.pool.lifetime.is_some_and(|lifetime| age > lifetime) {
             return false;
         }
-        let (tier, is_certain) = (it.pool.tier, it.pool.announces_removals);
+        let (tier, is_certain) = (it.pool.tier, it.pool.announces_removals && it.is_whole);
         let segment = Segment { start: walk.at, end, tier, pool: Some(it.name.clone()), is_certain, age: Some(age) };
         walk.take(segment);
         true

@@ -9,7 +9,7 @@
 //! beginnings cannot be found.
 
 mod draft;
-mod msgpack;
+pub(crate) mod msgpack;
 mod values;
 
 use kvatlas_index::BlockHash;

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use kvatlas_index::{BlockIndex, Config, Loadable, Members, SharedPool, Tier, View, hash};
+use kvatlas_index::{BlockIndex, Config, EvictionOrder, Loadable, Members, SharedPool, Tier, View, hash};
 use kvatlas_wire::keys::content_hash;
 use kvatlas_wire::{Key, Reader, Reason, Tally, decode};
 use serde_json::{Value, json};
@@ -460,6 +460,8 @@ fn what_a_pool_has_by_name_alone_stays_after_a_reset() {
         announces_removals: false,
         lifetime: None,
         room: None,
+        evicts: EvictionOrder::Announced,
+        follows_store: false,
     });
     let more = json!({"block_size": 0, "token_ids": [], "medium": "STORAGE", "locality": "REMOTE"});
     stream.send(&json!([store(&[10, 11], None, 1, &more), {"type": CLEAR}, plain(&[10, 11, 12], None, 1)]));

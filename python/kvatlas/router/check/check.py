@@ -15,6 +15,7 @@ from kvatlas.router.check.look import look
 from kvatlas.router.check.model_tokenizers import ModelTokenizers
 from kvatlas.router.check.round_trip import RoundTrip
 from kvatlas.router.check.sites import look_above
+from kvatlas.router.check.stores import look_at_store
 from kvatlas.router.check.tiers import compare_pools, compare_pulls
 from kvatlas.router.check.tokens import compare
 from kvatlas.router.config import RouterConfig
@@ -74,6 +75,10 @@ async def _check(
     if looked and (unused := tokenizers.look_for_models(looked)) is not None:
         reports.append(unused)
         done(unused)
+    for pool in config.pools:
+        if pool.mooncake is not None:
+            reports.append(await look_at_store(config, pool, {model for one in looked for model in one.models[:1]}))
+            done(reports[-1])
     if config.router.global_url is not None:
         reports.append(await look_above(config, [one.entry.worker for one in looked], [one.models for one in looked]))
         done(reports[-1])

@@ -16,6 +16,8 @@ Level = Literal["ok", "note", "warning", "problem"]
 
 GLOBAL = "global"
 """Role in the report about the service above many sites, which is not an engine."""
+STORE = "store"
+"""Role in the report about the store of a pool."""
 SETTINGS = "settings"
 """Role in the report about settings that do not concern an engine."""
 
@@ -46,8 +48,8 @@ class EngineReport:
     Attributes:
         worker: The engine's name.
         url: The engine's URL.
-        role: "both", "prefill" or "decode"; for reports not about an engine, "global" (the service above sites) or
-            "settings".
+        role: "both", "prefill" or "decode"; for reports not about an engine, "global" (the service above sites),
+            "store" (the store of a pool) or "settings".
         findings: The findings, in the order of the tests.
         models: Names of the models that the engine serves, the configured one first.
         adapters: Names of the LoRA adapters that the engine serves.
@@ -86,7 +88,7 @@ class EngineReport:
     @property
     def is_of_engine(self) -> bool:
         """True if the report is about an engine."""
-        return self.role not in (GLOBAL, SETTINGS)
+        return self.role not in (GLOBAL, STORE, SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)

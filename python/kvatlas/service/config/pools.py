@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from kvatlas._http import checked_url
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.engines import Entry, Name, entry_field, parse_fields
-from kvatlas.service.config.kinds import Choice, Directory, Integer, Names, Number, Switch, shown
+from kvatlas.service.config.kinds import Choice, Directory, Integer, Names, Number, Switch, Text, shown
 
 _WANTED = (
     "a pool is NAME[,members=WORKER|WORKER...][,chunk=BLOCKS][,tier=cpu|disk|external][,announces_removals=true]"
-    "[,lifetime=SECONDS][,budget=BYTES,chunk_bytes=BYTES][,directory=PATH][,look_every=SECONDS]"
+    "[,lifetime=SECONDS][,budget=BYTES,chunk_bytes=BYTES][,evicts=used|announced][,directory=PATH]"
+    "[,mooncake=URL][,events=tcp://HOST:PORT][,key_prefix=TEXT][,objects=COUNT][,look_every=SECONDS]"
 )
+_EVENTS = re.compile(r"tcp://\S+:[0-9]{1,5}|ipc://.+", re.DOTALL | re.ASCII)
+_OF_A_STORE = ("events", "key_prefix", "objects")
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,8 @@ class Pool(Entry):
         name: The pool's name.
         members: Names of the workers that may use the pool; None for all.
         chunk: Number of blocks in a chunk; None to use the members' answers or infer it from their stores.
-        tier: The tier in members' events that stands for the pool: "cpu", "disk" or "external".
+        tier: The tier in members' events that stands for the pool: "cpu", "disk" or "external". None for "cpu" with
+            `mooncake`, as vLLM's connector names it, and "external" otherwise. For SGLang's engines, it is "external".
         announces_removals: True if members announce removals.
         lifetime: Seconds after which a block no longer counts unless announced again; None for no limit.
         budget: Capacity of the pool in bytes: beyond it, the blocks announced longest ago no longer count; None for no
@@ -33,19 +39,32 @@ class Pool(Entry):
         chunk_bytes: Size of a chunk in bytes, for example the size of its file; required for `budget`.
         directory: A directory with a file for each chunk, as vLLM's `fs` tier has one: chunks whose file was deleted
             no longer count.
-        look_every: Seconds between two inspections of the directory.
+        look_every: Seconds between two inspections of the directory, or of the store's keys.
+        evicts: "used" if the store evicts what was used longest ago: what engines load, as far as events show it, stays
+            within `budget` and `lifetime` then. "announced" if loads make no difference.
+        mooncake: `http://HOST:PORT` of the metrics of a Mooncake master, whose store the pool is: the master is asked
+            for its keys, and what is not among them counts no more.
+        events: `tcp://HOST:PORT` of the master's events, for a master that was built to publish them.
+        key_prefix: Beginning of the pool's keys, up to the rank, such as `PREFIX@MODEL`, if the model's name alone does
+            not tell it.
+        objects: Objects that a block is in each cache group; what the keys show if not given.
     """
 
     name: str = field(metadata={"kind": Name()})
     members: tuple[str, ...] | None = entry_field(Names())
     chunk: int | None = entry_field(Integer(1, 1 << 20))
-    tier: str = entry_field(Choice("cpu", "disk", "external"), "external")
+    tier: str = entry_field(Choice("cpu", "disk", "external"))
     announces_removals: bool = entry_field(Switch(), False)
     lifetime: float | None = entry_field(Number(0.001, 1e9))
     budget: int | None = entry_field(Integer(1, 1 << 60))
     chunk_bytes: int | None = entry_field(Integer(1, 1 << 40))
     directory: Path | None = field(default=None, metadata={"kind": Directory(), "routing": False})
     look_every: float = entry_field(Number(0.01, 1e6), 30.0)
+    evicts: str = entry_field(Choice("announced", "used"), "announced")
+    mooncake: str | None = entry_field(Text())
+    events: str | None = entry_field(Text())
+    key_prefix: str | None = entry_field(Text())
+    objects: int | None = entry_field(Integer(1, 64))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +72,30 @@ class Pool(Entry):
             raise ConfigError(f"{self._called()}: budget and chunk_bytes belong together: set both, or none")
         if self.budget is not None and self.chunk_bytes is not None and self.budget < self.chunk_bytes:
             raise ConfigError(f"{self._called()}: budget is less than a chunk, {self.chunk_bytes:,} bytes")
+        if self.evicts == "used" and self.budget is None and self.lifetime is None:
+            raise ConfigError(f"{self._called()}: evicts says what budget or lifetime keeps: set one of them")
+        if self.tier is None:
+            object.__setattr__(self, "tier", "external" if self.mooncake is None else "cpu")
+        self._check_store()
+
+    def _check_store(self) -> None:
+        if self.mooncake is None:
+            given = [name for name in _OF_A_STORE if getattr(self, name) is not None]
+            if given:
+                raise ConfigError(
+                    f"{self._called()}: {given[0]} is for a pool that is a store: set mooncake to its URL"
+                )
+            return
+        if self.directory is not None:
+            raise ConfigError(f"{self._called()}: a pool is a directory or a store: set directory or mooncake")
+        try:
+            object.__setattr__(self, "mooncake", checked_url(self.mooncake))
+        except ValueError as error:
+            raise ConfigError(f"{self._called()}: mooncake is http://HOST:PORT, but {error}") from None
+        if self.events is not None and not _EVENTS.fullmatch(self.events):
+            raise ConfigError(
+                f"{self._called()}: events must be tcp://HOST:PORT or ipc://PATH, got {shown(self.events)}"
+            )
 
     def _called(self) -> str:
         return f"pool {shown(self.name)}"
@@ -72,6 +115,7 @@ class Pool(Entry):
         budget, chunk_bytes = about_it.pop("budget"), about_it.pop("chunk_bytes")
         return about_it | {
             "members": None if self.members is None else list(self.members),
+            "evicts_used": about_it.pop("evicts") == "used",
             "room": None if budget is None else budget // chunk_bytes * (self.chunk or 1),
             "directory": None if self.directory is None else str(self.directory),
         }

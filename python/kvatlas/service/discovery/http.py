@@ -72,6 +72,19 @@ class Asker:
         status, body = await self._ask("GET", url, most)
         return body if _is_there("GET", url, status, absent) else None
 
+    async def get_bytes(self, url: str, *, most: int) -> bytes:
+        """Get the body of an answer with status 200, of limited size, undecoded.
+
+        Raises:
+            DiscoveryError: There is no answer, or an unexpected one.
+        """
+        body = bytearray()
+        async with self._answer("GET", url) as answer:
+            _is_there("GET", url, answer.status_code, ())
+            async for piece in _pieces(answer, "GET", most):
+                body += piece
+        return bytes(body)
+
     async def lines(self, url: str, *beginnings: str, absent: tuple[int, ...] = ()) -> list[str]:
         """Get the lines with one of the beginnings from an answer with status 200; empty for the statuses in `absent`.
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from kvatlas.errors import ServiceError
-from kvatlas.service.config import Config, Engine, Stream
+from kvatlas.service.config import Config, Engine, Pool, Stream
 from kvatlas.service.config.sources import HostName, PoolName, selection
 from kvatlas.service.discovery.follow import EngineFollower, Follower, StreamFollower, Watcher
 from kvatlas.service.discovery.http import Asker
@@ -25,6 +25,7 @@ from kvatlas.service.discovery.sources.names import EnginesOfName
 from kvatlas.service.discovery.sources.objectives import Objectives
 from kvatlas.service.discovery.sources.pods import EnginesOfPods
 from kvatlas.service.discovery.sources.pool import EnginesOfPool
+from kvatlas.service.discovery.stores import StoreWatch
 from kvatlas.service.native import Native
 
 logger = logging.getLogger("kvatlas.discovery")
@@ -80,8 +81,8 @@ class Discovery:
 
     @property
     def has_any(self) -> bool:
-        """True if there are members to register, or may be later."""
-        return len(self._sources) > 1 or bool(self.wanted)
+        """True if there are members or stores to register, or may be later."""
+        return len(self._sources) > 1 or bool(self.wanted) or any(pool.mooncake for pool in self._config.pools)
 
     @property
     def knows_all_lists(self) -> bool:
@@ -126,6 +127,7 @@ class Discovery:
             running = [asyncio.create_task(self._run(source)) for source in self._sources]
             if every := self._config.discovery.pod_deletion_cost:
                 running.append(asyncio.create_task(DeletionCosts(_pods(self._sources), every).run(native)))
+            running += [asyncio.create_task(self._watch(pool)) for pool in self._config.pools if pool.mooncake]
             self._follow()
             self.has_begun.set()
             self._report()
@@ -185,6 +187,12 @@ class Discovery:
                 "%s is no longer followed, by a fault of kvatlas; its engines stay as they are", source.shown
             )
             source.first.set()
+
+    async def _watch(self, pool: Pool) -> None:
+        try:
+            await StoreWatch(self._asker.showing(None), self._native, pool).run()
+        except Exception:
+            logger.exception("pool %s: its store is no longer looked at, by a fault of kvatlas", pool.name)
 
     async def _settle(self) -> None:
         """Allow readiness once the first engines have answered, or a time limit has passed."""
