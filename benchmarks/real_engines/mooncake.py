@@ -195,7 +195,7 @@ class Client:
 
 
 class Trial:
-    """The steps, with one service and two engines, of which only the first has anything on its device."""
+    """Run the steps with one service and two engines. Only the first engine has blocks on its device."""
 
     def __init__(self, store: Store, service: Service, engine: Publisher, seed: int) -> None:
         self.store, self.service = store, service

@@ -38,7 +38,7 @@ pub struct ObjectKey<'k> {
     pub form: KeyForm,
     /// Namespace of the key, equal for all blocks that the same engines can load: the model, perhaps with a prefix.
     pub base: &'k str,
-    /// Part of the block that the object has, such as that of one tensor-parallel rank.
+    /// Part of the block that the object has, such as the part for one tensor-parallel rank.
     pub shard: &'k str,
     /// Cache group that the block belongs to; empty for engines without groups.
     pub group: &'k str,

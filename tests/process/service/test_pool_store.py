@@ -47,7 +47,7 @@ def packed(value: Any) -> bytes:
 
 
 def key(name: int, rank: int = 0, base: str = MODEL) -> str:
-    """The key of an object of vLLM's: the whole digest, of which events have the end."""
+    """Return the key of a vLLM object: it has the whole digest, and events have the end of the digest."""
     return f"{base}@tp_rank:{rank}@pcp0@dcp0@pp_rank:0@group:0@{0xABC:048x}{name:016x}"
 
 
@@ -111,7 +111,7 @@ def following(master: Master, publishers: dict[str, Publisher], **pool: Any) -> 
 
 
 def parts(service: Service, worker: str) -> list[tuple[int, int, str, bool]]:
-    """What a worker can load: from, to (in blocks), the source, and whether that is certain."""
+    """Return the parts that a worker can load: first block, block after the last, source, certainty."""
     answer = httpx.post(
         f"{service.url}/query", json={"token_ids": PROMPT, "model_name": MODEL}, timeout=60, trust_env=False
     ).json()

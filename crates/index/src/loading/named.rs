@@ -121,7 +121,7 @@ impl LoadBook {
         self.pools.iter().map(|it| it.unmeant.len()).collect()
     }
 
-    /// Applies what a member has told of blocks to one of its pools: those that waited for their contents are in the
+    /// Adds the blocks that a member has described to one of its pools: blocks that waited for their contents are in the
     /// pool now, and those that the member has just gained were loaded from there.
     pub(super) fn note_described(
         &mut self,
