@@ -27,8 +27,9 @@ const COLD: f64 = 0.1;
 const FOREIGN: f64 = 0.5;
 /// Weight of a second by which further requests behind the same prompt make an answer longer.
 const BURST: f64 = 0.3;
-/// Weight of evictions by a token copied from another engine, relative to a computed one: the source keeps its copy as
-/// long as any other block, so a prompt that moves takes twice the room, and again with each move.
+/// Weight of evictions by a token copied from another engine, relative to a computed one, where a copy makes one token be
+/// computed again: the source keeps its copy as long as any other block, so a prompt that moves takes twice the room,
+/// and again with each move.
 const COPIED: f64 = 3.0;
 /// Weight of a second of prefill of requests that wait in the router for the same engine.
 const AIMED: f64 = 0.5;
@@ -56,10 +57,13 @@ pub(super) struct Scene {
     cold: f64,
     now: f64,
     block_size: f64,
+    /// Weight of evictions by a token copied from another engine, relative to a computed one.
+    copied: f64,
 }
 
 impl Scene {
-    pub(super) fn new(request: &Request<'_>, candidates: &Candidates, now: f64) -> Self {
+    /// Creates the part. `undone`: expected number of tokens that are computed again because one is copied.
+    pub(super) fn new(request: &Request<'_>, candidates: &Candidates, undone: f64, now: f64) -> Self {
         let rows = candidates.len() as f64;
         let waiting: u32 = candidates.waiting.iter().sum();
         let pressure = (f64::from(waiting) / rows).min(MOST_WAITING);
@@ -73,7 +77,7 @@ impl Scene {
             f64::NAN
         };
         let later = LATER * (1.0 + LATER_WAITING * pressure);
-        Self { later, cold, now, block_size: f64::from(request.block_size) }
+        Self { later, cold, now, block_size: f64::from(request.block_size), copied: COPIED * undone }
     }
 }
 
@@ -129,6 +133,7 @@ impl PromptParts {
     pub(super) fn at_least(
         least: &LeastTransfer,
         weights: &Weights,
+        scene: &Scene,
         request: &Request<'_>,
         all: &Candidates,
         row: usize,
@@ -138,7 +143,7 @@ impl PromptParts {
         let uncached = f64::from(request.tokens) - f64::from(least.reached) * size;
         let parts = Self { uncached, seconds: least.seconds, copied };
         // Saved tokens count as prefill and as evictions, and may be evicted as often as a copy.
-        let worth = saved * (1.0 - (COPIED - 1.0) * weights.evict);
+        let worth = saved * (1.0 - (scene.copied - 1.0).max(0.0) * weights.evict);
         if least.is_way || worth * all.weight[row] > least.seconds * all.prefill_rate[row] {
             parts
         } else {
@@ -217,7 +222,7 @@ impl Harm {
             others: prefill.min(MOST_DECODES) * running * DECODES + behind + settles,
             beside,
             later,
-            evict: (pushed + (COPIED - 1.0) * copied.min(pushed)) * token * weights.evict + outlook.lost,
+            evict: (pushed + (scene.copied - 1.0) * copied.min(pushed)) * token * weights.evict + outlook.lost,
             lost: outlook.lost,
             taken: outlook.taken * weights.price,
             starts: outlook.starts,
