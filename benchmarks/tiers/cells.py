@@ -45,6 +45,8 @@ class Cell:
         troubles: Ways in which engines misbehave.
         seed: Seed of a generated workload.
         delta: Tokens that a source must have more than the engine, in llm-d's rule.
+        joins: Time at which the last engine joins, empty, in seconds from the first request; None: it is there.
+        warm_up: Tokens up to which empty engines are warmed up.
     """
 
     workload: str
@@ -61,6 +63,8 @@ class Cell:
     troubles: tuple[str, ...] = ()
     seed: int = 1000
     delta: int = 2_048
+    joins: float | None = None
+    warm_up: int = 0
 
     @property
     def key(self) -> str:
@@ -87,11 +91,13 @@ def run(cell: Cell) -> dict[str, Any]:
     if not cell.workload.startswith("documents "):
         speedup *= find_workload(cell.workload).speedup
     transfer, chunk = find_transfer(cell.transfer), CHUNKS.get(cell.hardware, CHUNK)
+    scenario = Scenario() if cell.joins is None else Scenario(joins={cell.engines - 1: cell.joins})
     config = ReplayConfig(
         fleet=FleetConfig(cell.engines, EngineConfig(BLOCK, cell.cache // BLOCK, chunk=chunk), seed=cell.seed),
         steps=find_hardware(cell.hardware),
-        scenario=with_troubles(Scenario(), parse_troubles(cell.troubles), cell.engines, trace_seconds(trace, speedup)),
+        scenario=with_troubles(scenario, parse_troubles(cell.troubles), cell.engines, trace_seconds(trace, speedup)),
         tiers=TierConfig(cell.host, cell.pool, cell.pulls, pool=transfer, pull=transfer),
+        warm_up=cell.warm_up,
         pull_delta=cell.delta,
         policies=(cell.policy,),
         speedup=speedup,

@@ -68,22 +68,26 @@ class ConversationConfig:
         seed: Seed of all random choices.
         clients: Number of clients, each with one request in progress.
         conversations: Number of different conversations, which clients hold in turn again and again; 0 if each is new.
+        once: True if each of the `conversations` is held only once; clients then stop when all have begun.
         shared: Leading tokens that all prompts have in common.
         own: Tokens after the shared ones that all prompts of one conversation have in common.
         turns: Number of requests of a conversation.
         message: New tokens of each prompt, in addition to the previous answer.
         output: Tokens of an answer.
+        pause: Milliseconds between an answer and the next turn of its conversation; None: there is no pause.
     """
 
     requests: int = 2_000
     seed: int = 0
     clients: int = 100
     conversations: int = 0
+    once: bool = False
     shared: int = 0
     own: Length = Length(55_000, 30_000, 3_000, 100_000)
     turns: Length = Length(6, 4, 2, 20)
     message: Length = Length(1_500, 1_200, 100, 10_000)
     output: Length = Length(800, 800, 50, 4_000)
+    pause: Length | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("requests", 1), ("seed", 0), ("clients", 1), ("conversations", 0), ("shared", 0)):
@@ -92,6 +96,8 @@ class ConversationConfig:
         for name in ("turns", "message", "output"):
             if getattr(self, name).least < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name).least}")
+        if self.once and not self.conversations:
+            raise ConfigError("once needs conversations: without a number of them, each is new and held once already")
 
 
 def code_generation(seed: int = 0) -> ConversationConfig:
@@ -123,8 +129,30 @@ def reasoning(seed: int = 0) -> ConversationConfig:
     )
 
 
+def document_questions(seed: int = 0) -> ConversationConfig:
+    """The settings of llm-d's questions on documents, with which it publishes pulls (its blog of 15 August 2026).
+
+    192 conversations of six short turns, each on a document of 48 K tokens of its own, 128 of them at once, with a
+    pause of one to two seconds between turns, as in the profile `guide_p2p-kv-cache-sharing_1` of its benchmarks. The
+    published runs have 14 or 16 engines, each with room for 1.22 M tokens on the device and 88 GiB of host memory.
+    """
+    return ConversationConfig(
+        requests=1_152,
+        seed=seed,
+        clients=128,
+        conversations=192,
+        once=True,
+        shared=256,
+        own=Length(48 * 1_024, 0, 0, 48 * 1_024),
+        turns=Length(6, 0, 6, 6),
+        message=Length(256, 0, 256, 256),
+        output=Length(256, 0, 256, 256),
+        pause=Length(1_000, 1_000, 1_000, 2_000),
+    )
+
+
 def generate_conversations(config: ConversationConfig | None = None) -> Trace:
-    """Generate a trace of exactly `config.requests` requests in conversations."""
+    """Generate a trace of exactly `config.requests` requests, or fewer if all conversations are over before."""
     made = _Generator(config or ConversationConfig())
     return made.trace()
 
@@ -149,26 +177,30 @@ class _Generator:
     def trace(self) -> Trace:
         config, random = self.config, self.random
         rows: list[TraceRequest] = []
-        # For each client: time of the next turn, remaining turns and name of the conversation, last request.
+        # For each client: time of the next turn, remaining turns and name of the conversation, last request, pause.
         free = [(1_000 * float(random.random()), client) for client in range(config.clients)]
         left: list[list[tuple[int, tuple[int, ...], int]]] = [[] for _ in free]
         names = [""] * len(free)
         last: list[int | None] = [None] * len(free)
+        pauses = [0] * len(free)  # milliseconds from the last request's end to the next turn
         held = itertools.count()
-        while len(rows) < config.requests:
+        while free and len(rows) < config.requests:
             free.sort(reverse=True)
             now, client = free.pop()
             if not left[client]:
                 number = next(held)
+                if config.once and number >= config.conversations:
+                    continue
                 one = self._again[number % config.conversations] if self._again else self._conversation()
                 left[client] = list(one.turns)
                 names[client] = f"{one.name}.{number}"
             tokens, ids, output = left[client].pop(0)
             before = last[client]
-            after = () if before is None else (Dependency(before),)
+            after = () if before is None else (Dependency(before, pauses[client]),)
             last[client] = len(rows)
             rows.append(TraceRequest(round(now), tokens, output, ids, names[client], len(rows), after))
-            free.append((now + 1_000 * idle_seconds(tokens, output), client))
+            pauses[client] = config.pause.draw(random) if config.pause is not None and left[client] else 0
+            free.append((now + 1_000 * idle_seconds(tokens, output) + pauses[client], client))
         first = min(line.timestamp for line in rows)
         rows = [replace(line, timestamp=line.timestamp - first) for line in rows]
         facts = {"conversations": float(len({line.session_id for line in rows}))}

@@ -130,3 +130,40 @@ def test_pulls_from_an_engine_that_died_are_not_asked_for() -> None:
     assert found.first_tokens == 13
     assert found.loaded is not None
     assert found.loaded.pulls_failed == 0
+
+
+def passing(count: int = 30, blocks: int = 9) -> Trace:
+    """A prompt that all requests begin with, each of which is alone in the fleet."""
+    shared = tuple(range(blocks))
+    return Trace([TraceRequest(2_000 * n, SIZE * blocks + 100, 2, shared) for n in range(count)])
+
+
+def test_an_engine_that_joins_is_warmed_up_by_requests_for_others() -> None:
+    trace, tiers = passing(), replace(HOST, pulls=True)
+    joins = Scenario(joins={1: 30.0})
+    cold = run(trace, "kvatlas", tiers, blocks=60, scenario=joins)
+    warm = run(trace, "kvatlas", tiers, blocks=60, scenario=joins, warm_up=20 * SIZE)
+    assert cold.loaded is not None
+    assert warm.loaded is not None
+    assert (cold.loaded.pulls, warm.loaded.pulls) == (0, 1)
+    assert warm.loaded.pulled_tokens == 9 * SIZE
+    # Its request is no client's.
+    assert (warm.requests, warm.first_tokens) == (cold.requests, cold.first_tokens)
+
+
+def test_a_warm_up_ends_at_its_tokens_and_with_what_is_not_brought() -> None:
+    prompts = [tuple(range(20 * n, 20 * n + 9)) for n in range(6)]
+    lines = [TraceRequest(2_000 * n, SIZE * 9 + 100, 2, prompts[n % 6]) for n in range(80)]
+    tiers, joins = replace(HOST, pulls=True), Scenario(joins={1: 60.0})
+    found = run(Trace(lines), "kvatlas", tiers, blocks=200, scenario=joins, warm_up=20 * SIZE)
+    assert found.loaded is not None
+    assert found.loaded.pulls == 3
+    mute = replace(joins, troubles=(Trouble("mute", 0, 59.0, 300.0),))
+    found = run(Trace(lines), "kvatlas", tiers, blocks=200, scenario=mute, warm_up=20 * SIZE)
+    assert found.loaded is not None
+    assert found.loaded.pulls == 0
+
+
+def test_warm_ups_need_engines_that_pull() -> None:
+    with pytest.raises(ConfigError, match="warm_up"):
+        ReplayConfig(tiers=HOST, warm_up=1_000)

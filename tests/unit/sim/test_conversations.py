@@ -15,6 +15,7 @@ from kvatlas.sim.conversations import (
     ConversationConfig,
     Length,
     code_generation,
+    document_questions,
     generate_conversations,
     reasoning,
 )
@@ -63,6 +64,29 @@ def test_conversations_are_held_again() -> None:
     assert len({line.session_id for line in trace.requests}) == 90
 
 
+def test_questions_on_documents_are_six_turns_of_each_document_with_pauses() -> None:
+    trace = generate_conversations(document_questions(5))
+    assert len(trace.requests) == 1_152
+    assert set(Counter(line.session_id for line in trace.requests).values()) == {6}
+    assert sum(not line.after for line in trace.requests) == 128
+    assert [line.timestamp for line in trace.requests] == sorted(line.timestamp for line in trace.requests)
+    by_id = {line.id: line for line in trace.requests}
+    for line in trace.requests:
+        for each in line.after:
+            goes_on = by_id[each.id].session_id == line.session_id
+            assert (1_000 <= each.delay <= 2_000) if goes_on else each.delay == 0
+            if goes_on:
+                assert line.input_length == by_id[each.id].input_length + 2 * 256
+    # Each document is of one conversation alone.
+    assert len({line.hash_ids[:96] for line in trace.requests}) == 192
+
+
+def test_clients_stop_when_all_conversations_have_begun() -> None:
+    config = replace(document_questions(5), requests=1_000, clients=4, conversations=6)
+    trace = generate_conversations(config)
+    assert Counter(Counter(line.session_id for line in trace.requests).values()) == {6: 6}
+
+
 def test_lengths_have_their_means_and_limits() -> None:
     random = np.random.default_rng(0)
     drawn = [Length(1_500, 1_200, 100, 10_000).draw(random) for _ in range(4_000)]
@@ -76,7 +100,14 @@ def test_lengths_have_their_means_and_limits() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"requests": 0}, {"clients": 0}, {"shared": -1}, {"turns": Length(6, 4, 0, 20)}, {"conversations": -1}],
+    [
+        {"requests": 0},
+        {"clients": 0},
+        {"shared": -1},
+        {"turns": Length(6, 4, 0, 20)},
+        {"conversations": -1},
+        {"once": True},
+    ],
 )
 def test_conversations_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

@@ -1,6 +1,6 @@
 //! Data that the policy `kvatlas` keeps about each worker, and forecasts computed from them.
 
-use crate::candidates::Candidates;
+use crate::candidates::{Candidates, PromptWay};
 use crate::cost::Weights;
 use crate::cost::admission::{Cache, Engine};
 use crate::cost::again::Again;
@@ -65,7 +65,8 @@ impl Books {
             self.sessions.sent(session, candidates.worker[row], f64::from(request.uncached(depth)) / rate, now);
         }
         let held = candidates.predicted_blocks.iter().chain(&candidates.any_blocks).copied().max().unwrap_or(0);
-        self.again.sent(request.content_hashes, depth as usize, held as usize);
+        let copied = candidates.way(row).map_or(0, PromptWay::pulled);
+        self.again.sent(request.content_hashes, depth as usize, held as usize, copied);
         let engine = self.engine(candidates.worker[row]);
         engine.sent(request.number, f64::from(request.uncached(depth)), rate, blocks, most, tail);
         engine.demand.comes(share, now);
@@ -81,6 +82,11 @@ impl Books {
     /// Share, from 0 to 1, of the computed blocks that had been computed before and were evicted since.
     pub(super) fn undone(&self) -> f64 {
         self.again.share()
+    }
+
+    /// Expected number of blocks that are computed again because a block is copied.
+    pub(super) fn undone_by_copy(&self) -> f64 {
+        self.again.undone_by_one()
     }
 
     pub(super) fn answered(&mut self, placed: &Placement, tokens: f64, now: f64) {

@@ -30,9 +30,9 @@ const FOREIGN: f64 = 0.5;
 /// Weight of a second by which further requests with the same prompt, sent at about the same time, make an answer
 /// longer.
 const BURST: f64 = 0.3;
-/// Weight of the eviction caused by a token copied from another engine, relative to a computed token. The source engine
-/// keeps its copy as long as any other block, so a copied prompt occupies twice the space, and more with each further
-/// copy.
+/// Weight of the eviction caused by a token copied from another engine, relative to a computed token, if each copied token
+/// makes one token be computed again. The source engine keeps its copy as long as any other block, so a copied prompt
+/// occupies twice the space, and more with each further copy.
 const COPIED: f64 = 3.0;
 /// Weight of a second of prefill of requests that are held in the router until the same engine is free.
 const AIMED: f64 = 0.5;
@@ -60,10 +60,13 @@ pub(super) struct Scene {
     cold: f64,
     now: f64,
     block_size: f64,
+    /// Weight of evictions by a token copied from another engine, relative to a computed one.
+    copied: f64,
 }
 
 impl Scene {
-    pub(super) fn new(request: &Request<'_>, candidates: &Candidates, now: f64) -> Self {
+    /// Creates the part. `undone`: expected number of tokens that are computed again because one is copied.
+    pub(super) fn new(request: &Request<'_>, candidates: &Candidates, undone: f64, now: f64) -> Self {
         let rows = candidates.len() as f64;
         let waiting: u32 = candidates.waiting.iter().sum();
         let pressure = (f64::from(waiting) / rows).min(MOST_WAITING);
@@ -77,7 +80,7 @@ impl Scene {
             f64::NAN
         };
         let later = LATER * (1.0 + LATER_WAITING * pressure);
-        Self { later, cold, now, block_size: f64::from(request.block_size) }
+        Self { later, cold, now, block_size: f64::from(request.block_size), copied: COPIED * undone }
     }
 }
 
@@ -137,6 +140,7 @@ impl PromptParts {
     pub(super) fn at_least(
         least: &LeastTransfer,
         weights: &Weights,
+        scene: &Scene,
         request: &Request<'_>,
         all: &Candidates,
         row: usize,
@@ -146,7 +150,7 @@ impl PromptParts {
         let uncached = f64::from(request.tokens) - f64::from(least.reached) * size;
         let parts = Self { uncached, seconds: least.seconds, copied };
         // Saved tokens count as prefill and as evictions, and may be evicted as often as a copy.
-        let worth = saved * (1.0 - (COPIED - 1.0) * weights.evict);
+        let worth = saved * (1.0 - (scene.copied - 1.0).max(0.0) * weights.evict);
         if least.is_way || worth * all.weight[row] > least.seconds * all.prefill_rate[row] {
             parts
         } else {
@@ -227,7 +231,7 @@ impl Harm {
             others: prefill.min(MOST_DECODES) * running * DECODES + behind + settles,
             beside,
             later,
-            evict: (pushed + (COPIED - 1.0) * copied.min(pushed)) * token * weights.evict + outlook.lost,
+            evict: (pushed + (scene.copied - 1.0) * copied.min(pushed)) * token * weights.evict + outlook.lost,
             lost: outlook.lost,
             taken: outlook.taken * weights.price,
             starts: outlook.starts,

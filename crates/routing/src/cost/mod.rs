@@ -138,7 +138,7 @@ impl Kvatlas {
         now: f64,
     ) {
         let Self { weights, books, costs, least, starts, losses, .. } = self;
-        let scene = Scene::new(request, candidates, now);
+        let scene = Scene::new(request, candidates, books.undone_by_copy(), now);
         let common = books.common(weights, request, candidates, now);
         costs.clear();
         let mut lowest = (f64::INFINITY, 0);
@@ -146,7 +146,7 @@ impl Kvatlas {
             let best = books.best(&common, candidates, row);
             let parts = match ways {
                 Some(ways) if MOVES => {
-                    PromptParts::at_least(&ways.least(candidates, row), weights, request, candidates, row)
+                    PromptParts::at_least(&ways.least(candidates, row), weights, &scene, request, candidates, row)
                 }
                 _ => PromptParts::computed(request, candidates, row),
             };
@@ -189,7 +189,7 @@ impl Kvatlas {
         mut each: impl FnMut(&Harm),
     ) {
         let (weights, books) = (&self.weights, &self.books);
-        let scene = Scene::new(request, candidates, now);
+        let scene = Scene::new(request, candidates, books.undone_by_copy(), now);
         let common = books.common(weights, request, candidates, now);
         for row in 0..candidates.len() {
             let parts = parts_of(request, candidates, ways, row);

@@ -51,6 +51,7 @@ class ReplayConfig:
         guess: Estimate of caches that replaces the index in a replay without events: one of `GUESSES`.
         loop: "open" or "closed"; None for closed if requests of the trace depend on each other, otherwise open.
         tiers: Tiers behind each engine's cache.
+        warm_up: Tokens up to which engines that are empty are warmed up by pulls; 0: there are no warm-ups.
         pull_delta: Minimum lead of a peer, in cached tokens, for a pull in the fixed rule of policies that end in
             `+pull`.
         speedup: Speed factor of the trace's clock.
@@ -69,6 +70,7 @@ class ReplayConfig:
     guess: str = "mock"
     loop: str | None = None
     tiers: TierConfig = field(default_factory=TierConfig)
+    warm_up: int = 0
     pull_delta: int = MIN_DELTA
     speedup: float = 1.0
     check: float = 0.01
@@ -87,6 +89,8 @@ class ReplayConfig:
             )
         if self.pull_delta < 0:
             raise ConfigError(f"pull_delta must not be negative, got {self.pull_delta}")
+        if self.warm_up < 0 or (self.warm_up and not self.tiers.pulls):
+            raise ConfigError(f"warm_up is a number of tokens that engines pull, so they must pull, got {self.warm_up}")
         if not (math.isfinite(self.speedup) and self.speedup > 0):
             raise ConfigError(f"speedup must be above 0, got {self.speedup}")
         if not 0 <= self.check <= 1:

@@ -149,6 +149,7 @@ class Drive:
             tuple[float, int, int]
         ] = []  # when a request reaches its engine's queue: its number, the engine's
         self._lives: dict[int, _Life] = {}
+        self._aside: dict[int, Callable[[], None]] = {}  # what is called at the end of requests that no client sent
         self._freed = False
         self._now = 0.0
         self.ended: Callable[[int, float], None] | None = None  # at each request's end: number, time
@@ -170,6 +171,8 @@ class Drive:
 
     def first_token(self, request: Request) -> None:
         """Record that the prompt of a request is computed."""
+        if request.number in self._aside:
+            return
         now, life = self._now, self._lives[request.number]
         self.placer.first_token(request, now)
         self._trouble.note_answer(life.engine)
@@ -186,6 +189,9 @@ class Drive:
 
     def finished(self, request: Request) -> None:
         """Record that the last token of a request is generated."""
+        if (ended := self._aside.pop(request.number, None)) is not None:
+            ended()
+            return
         now, outcome, limits = self._now, self.outcome, self.limits
         self.placer.finished(request, now)
         self._freed = True
@@ -211,6 +217,15 @@ class Drive:
         self.outcome.last_arrival = now
         life = self._lives[request.number] = _Life(request, query, now)
         self._choose(life, now, look)
+
+    def ask(self, request: Request, engine: int, now: float, ended: Callable[[], None]) -> None:
+        """Send an engine a request that no client sent; its number must differ from theirs. It counts in no figure."""
+        self._aside[request.number] = ended
+        if self._trouble.refuses(engine) or not self.engines[engine].submit(request, now):
+            del self._aside[request.number]
+            ended()
+        else:
+            self._wake(engine)
 
     def run_until(self, time: float) -> None:
         """Advance the virtual clock to `time`, and process everything that is due up to it."""
@@ -397,6 +412,10 @@ class Drive:
 
     def _lose(self, n: int, lost: list[Request], now: float) -> None:
         """Remove an engine from the fleet, and send its unfinished requests again."""
+        for request in lost:
+            if (ended := self._aside.pop(request.number, None)) is not None:
+                ended()
+        lost = [request for request in lost if request.number in self._lives]
         lost += [self._lives[number].request for _, number, other in sorted(self._late) if other == n]
         self._late = sorted(each for each in self._late if each[2] != n)
         self._delivery.gone(self.engines[n].worker)

@@ -10,7 +10,7 @@ from kvatlas.errors import PolicyError
 from kvatlas.lab.replay.blind import Guess
 from kvatlas.lab.replay.measure import IndexMatch
 from kvatlas.lab.replay.misbehaviour import EngineReport
-from kvatlas.lab.replay.tiers import FixedPulls, TierView
+from kvatlas.lab.replay.tiers import FixedPulls, TierView, WarmUps
 from kvatlas.routing import Decision, Router
 from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
@@ -119,6 +119,7 @@ class RouterPlacer:
         self._fixed_pulls = fixed_pulls
         self._view: TierView | None = None  # of the engines' tiers
         self._plans = False  # whether the policy decides on loads and pulls
+        self._warm_ups: WarmUps | None = None
         self._sent: dict[int, Decision] = {}
         self._away: set[int] = set()
         self._observed = -REPORT_EVERY
@@ -135,9 +136,18 @@ class RouterPlacer:
         """
         self._view = view
         self._plans = self.name.partition(" ")[0] == "kvatlas"
-        if self._plans and view.tiers.pulls:
-            for worker in self._workers:
-                self._router.set_pulls(worker, group="all")
+        for number in range(len(self._workers)):
+            if number not in self._away:
+                self._let_pull(number)
+
+    def _let_pull(self, engine: int) -> None:
+        """Let an engine pull from the others, if engines pull and the policy plans it."""
+        if self._plans and self._view is not None and self._view.tiers.pulls:
+            self._router.set_pulls(self._workers[engine], group="all")
+
+    def warm_up(self, warm_ups: WarmUps) -> None:
+        """Let requests that pass warm up engines that are empty."""
+        self._warm_ups = warm_ups
 
     def choose(
         self,
@@ -155,7 +165,8 @@ class RouterPlacer:
         loadable = None
         if self._view is not None and self._plans:
             for name in self._view.answering(now):
-                self._router.heard(name, now=now)
+                if self._numbers[name] not in self._away:
+                    self._router.heard(name, now=now)
             loadable = self._view.find(query)
         decision = self._router.choose(
             content_hashes=query,
@@ -231,10 +242,13 @@ class RouterPlacer:
     def joins(self, engine: int, now: float) -> None:
         self._away.discard(engine)
         self._router.add_worker(self._workers[engine], now=now)
+        self._let_pull(engine)
 
     def leaves(self, engine: int, now: float) -> None:
         self._away.add(engine)
         self._router.remove_worker(self._workers[engine], now=now)
+        if self._warm_ups is not None:
+            self._warm_ups.forget(engine)
         if self._guess is not None:
             self._guess.forget(engine)
 
@@ -250,6 +264,8 @@ class RouterPlacer:
             self._fixed_pulls.apply(request, engine, self._view)
         elif self._view is not None and self._plans:
             self._order(request, decision, self._view)
+            if self._warm_ups is not None:
+                self._warm_ups.look(request, engine, self._away, now)
         if self._guess is not None:
             self._guess.sent(request, request.block_hashes[: request.prompt_tokens // self._block_size], engine, now)
         return engine

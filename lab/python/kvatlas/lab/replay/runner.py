@@ -30,7 +30,7 @@ from kvatlas.lab.replay.misses import Holdings
 from kvatlas.lab.replay.placing import Placer, RouterPlacer, RoutersPlacer
 from kvatlas.lab.replay.results import Latency, LoadFigures, PolicyResult, ReplayResult, latency, spread
 from kvatlas.lab.replay.sessions import session_slowdown, time_alone
-from kvatlas.lab.replay.tiers import PULL, FixedPulls, TierView
+from kvatlas.lab.replay.tiers import PULL, FixedPulls, TierView, WarmUps
 from kvatlas.lab.replay.variants import split_policy
 from kvatlas.reference import ReferenceIndex
 from kvatlas.sim.curve import hit_curve
@@ -206,6 +206,8 @@ def _replay_policy(
         for each in placer.routers if isinstance(placer, RoutersPlacer) else [placer]:
             if isinstance(each, RouterPlacer):
                 each.use_tiers(view)
+                if config.warm_up:
+                    each.warm_up(WarmUps(view, config.warm_up, size, drive.ask))
     if isinstance(placer, GreedyBound):
         placer.engines = drive.engines
 

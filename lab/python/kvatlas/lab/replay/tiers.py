@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,22 @@ MIN_DELTA = 2_048
 """Minimum lead of a peer, in cached tokens, for a pull by llm-d's rule; its guide's value for gpt-oss-120b over
 RDMA.
 """
+
+
+WARM_UP_LASTS = 60.0
+"""Seconds from the first request of an engine's warm-up until none begins any more."""
+
+WARM_UP_REQUESTS = 64
+"""Most requests of one warm-up."""
+
+WARM_UP_LEAST = 512
+"""Fewest tokens that a request of a warm-up pulls."""
+
+WARM_UP_SHARE = 0.75
+"""Share of a prompt that has to be pulled, and of the pulled part that two engines have to hold."""
+
+Ask = Callable[[Request, int, float, Callable[[], None]], None]
+"""Sends a request to an engine, by its number, at a time, beside those of clients; then calls a function at its end."""
 
 
 class LoadableIndex(Protocol):
@@ -112,3 +128,80 @@ class FixedPulls:
         source = self._random.choices(close, weights)[0]
         if source != engine and (hosts[source] - own) * self._size >= self._delta:
             request.pull, request.pull_blocks = view.source(source), hosts[source]
+
+
+@dataclass(slots=True)
+class _WarmUp:
+    """Warm-up of one engine: the time of its first request, its requests, and the tokens that these were to pull."""
+
+    began: float | None = None
+    requests: int = 0
+    tokens: int = 0
+    is_under_way: bool = False
+    is_over: bool = False
+
+
+class WarmUps:
+    """Warm-ups of empty engines, by the rule of `kvatlas router --warm-up`.
+
+    While a request for another engine passes, an empty engine is asked for one token of the same prompt, and pulls it.
+    The prompt has to consist mostly of blocks that two engines hold, or one if no other holds any of it.
+    """
+
+    def __init__(self, view: TierView, most: int, block_size: int, ask: Ask) -> None:
+        """Create warm-ups up to `most` tokens for each engine."""
+        self._view, self._most, self._size, self._ask = view, most, block_size, ask
+        self._engines = [_WarmUp() for _ in view.engines]
+        self.requests = self.tokens = 0
+
+    def forget(self, engine: int) -> None:
+        """Begin anew with an engine that has left."""
+        self._engines[engine] = _WarmUp()
+
+    def look(self, request: Request, chosen: int, away: Collection[int], now: float) -> None:
+        """Warm up an engine with a request that another engine, `chosen`, takes. `away`: engines that are not there."""
+        due = [
+            n for n, each in enumerate(self._engines) if n != chosen and n not in away and self._is_due(n, each, now)
+        ]
+        if not due:
+            return
+        usable = (request.prompt_tokens - 1) // self._size
+        found = self._view.find(request.content_hashes[: request.prompt_tokens // self._size])
+        depths = {self._view.numbers[it.worker]: (it.depth, it.host) for it in found if it.worker in self._view.numbers}
+        answering = {self._view.numbers[name] for name in self._view.answering(now)} - set(away)
+        for n in due:
+            own = min(depths.get(n, (0, 0))[0], usable)
+            sources = [(min(host, usable), -other) for other, (_, host) in depths.items() if other in answering - {n}]
+            reached, source = max(sources, default=(0, 0))
+            pulled = (reached - own) * self._size
+            held = sorted((depth for other, (depth, _) in depths.items() if other != n and depth), reverse=True)
+            shared = held[min(1, len(held) - 1)] * self._size if held else 0
+            is_hot = shared >= WARM_UP_SHARE * pulled
+            if is_hot and pulled >= max(WARM_UP_LEAST, WARM_UP_SHARE * request.prompt_tokens):
+                self._send(request, n, -source, reached, now)
+                return
+
+    def _is_due(self, engine: int, its: _WarmUp, now: float) -> bool:
+        held = self._view.engines[engine].pool.cached * self._size
+        is_late = its.began is not None and now - its.began >= WARM_UP_LASTS
+        if is_late or held >= self._most or its.tokens >= self._most or its.requests >= WARM_UP_REQUESTS:
+            its.is_over = True
+        return not its.is_over and not its.is_under_way
+
+    def _send(self, request: Request, engine: int, source: int, blocks: int, now: float) -> None:
+        its = self._engines[engine]
+        its.began = now if its.began is None else its.began
+        its.requests += 1
+        its.is_under_way = True
+        self.requests += 1
+        copy = Request(-self.requests, request.prompt_tokens, 1, request.content_hashes, request.block_hashes)
+        copy.pull, copy.pull_blocks = self._view.source(source), blocks
+
+        def ended() -> None:
+            its.is_under_way = False
+            its.tokens += copy.hit_tokens
+            self.tokens += copy.hit_tokens
+            # It computed what it was to pull: its warm-up is over.
+            its.is_over |= copy.hit_tokens < blocks * self._size // 2
+
+        self._ask(copy, engine, now, ended)

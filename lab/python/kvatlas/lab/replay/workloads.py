@@ -15,7 +15,7 @@ from kvatlas.errors import ConfigError
 from kvatlas.lab.replay.scenario import Scenario, Trouble
 from kvatlas.sim.agents import AgentConfig, generate_agents
 from kvatlas.sim.bursts import BurstConfig, generate_bursts
-from kvatlas.sim.conversations import code_generation, generate_conversations, reasoning
+from kvatlas.sim.conversations import code_generation, document_questions, generate_conversations, reasoning
 from kvatlas.sim.documents import DocumentConfig, generate_documents
 from kvatlas.sim.rollouts import RolloutConfig, generate_rollouts
 from kvatlas.sim.trace import Trace, read_trace
@@ -68,6 +68,10 @@ def _documents(seed: int) -> Trace:
 
 def _code_generation(seed: int) -> Trace:
     return generate_conversations(code_generation(seed))
+
+
+def _document_questions(seed: int) -> Trace:
+    return generate_conversations(document_questions(seed))
 
 
 def _reasoning(seed: int) -> Trace:
@@ -154,6 +158,11 @@ _ALL = (
     Workload("chat", "generated chats", _chat),
     Workload("agents", "generated coding agents with pauses and sub-agents, closed loop", _agents),
     Workload("documents", "questions on 192 documents of 48 K tokens", _documents),
+    Workload(
+        "document-questions",
+        "llm-d's: 192 conversations on documents of 48 K tokens, 128 at once, six turns, closed loop",
+        _document_questions,
+    ),
     Workload(
         "code-generation", "llm-d's: 70 clients, contexts of 55 K tokens, a few turns, closed loop", _code_generation
     ),
