@@ -21,7 +21,7 @@ ENGINES = (
     *(f"vllm-{version}" for version in VERSIONS),
     "sglang-0.5.23",
 )
-PARTS = ("two", "hybrid", "ranks", "images", "agents", "complaints")
+PARTS = ("two", "hybrid", "ranks", "images", "agents", "offload", "pulls", "complaints")
 PRODUCTS: dict[str, Product] = {"vllm": "vLLM", "sglang": "SGLang"}
 
 

@@ -26,6 +26,7 @@ class Prediction:
     usable: int  # tokens of these that the engine can reuse
     sure: bool  # whether it trusts what it knows of this engine
     upper_bound: bool  # whether it may be fewer
+    more: bool = False  # whether it may hold more than it says
 
 
 class PromptSender:
@@ -92,6 +93,8 @@ class PromptSender:
 class Prober(PromptSender):
     """Asks the index that follows the engines before it sends a prompt."""
 
+    prefix = ""  # of scenarios' names
+
     def __init__(self, index: Index, log: Callable[[str], None]) -> None:
         super().__init__(log)
         self.index = index
@@ -127,7 +130,7 @@ class Prober(PromptSender):
         if answered.prompt != len(tokens):
             raise RuntimeError(f"{name} took {answered.prompt} tokens, not {len(tokens)}")
         sample = Sample(
-            scenario=scenario,
+            scenario=self.prefix + scenario,
             worker=name if rank is None else f"{name}, rank {rank}",
             prompt=len(tokens),
             block_size=server.engine.block_size,
@@ -135,7 +138,7 @@ class Prober(PromptSender):
             cached=answered.cached,
             usable=said.usable if said.sure else None,
             trusted=stream is not None and stream.trusted,
-            partial=stream is not None and stream.partial,
+            partial=said.more or (stream is not None and stream.partial),
             upper_bound=said.upper_bound,
             overlapping=others,
             unannounced=unannounced(scenario, server),
