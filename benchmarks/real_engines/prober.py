@@ -94,6 +94,7 @@ class Prober(PromptSender):
     """Asks the index that follows the engines before it sends a prompt."""
 
     prefix = ""  # of scenarios' names
+    pause = 0.005  # seconds between two questions whether the index has an answer's blocks
 
     def __init__(self, index: Index, log: Callable[[str], None]) -> None:
         super().__init__(log)
@@ -176,7 +177,7 @@ class Prober(PromptSender):
             if time.monotonic() - start > PATIENCE:
                 self.unseen += 1
                 return
-            time.sleep(0.005)
+            time.sleep(self.pause)
         with self._lock:
             self.lateness.append(time.monotonic() - start)
 
