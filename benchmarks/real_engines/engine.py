@@ -51,7 +51,9 @@ class Server:
         self.ports = Ports(*free_ports(4, apart=8))
         self._log = logs / f"{engine.product.lower()}-{engine.version}-{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(base_url=self.url, timeout=ANSWER, trust_env=False)
+        # Engines close a connection that is idle for five seconds, maybe while a request is on its way.
+        kept = httpx.Limits(keepalive_expiry=1.0)
+        self.http = httpx.Client(base_url=self.url, timeout=ANSWER, trust_env=False, limits=kept)
 
     @property
     def url(self) -> str:

@@ -18,6 +18,7 @@ from kvatlas.client import StreamStatus
 from .engine import Server, free_ports
 from .launch import MODEL
 
+ENDS = 60.0  # seconds within which it ends, on a machine with much else to do
 STALE_AFTER = 10.0  # seconds; the default of 30 is longer than the run should wait
 
 
@@ -67,7 +68,7 @@ class Index:
         self.client.close()
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(20)
+            self._process.wait(ENDS)
             self._process = None
 
     def instance(self, worker: str, tokens: Sequence[int], *, lora: str | None, salt: str | None) -> dict[str, Any]:

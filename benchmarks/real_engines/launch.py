@@ -30,8 +30,7 @@ ENVIRONMENT = {
     "VLLM_TARGET_DEVICE": "cpu",
 }
 
-# The route that resets caches is for development only; copies between engines stay on this machine.
-OFFLOADING = {"VLLM_SERVER_DEV_MODE": "1", "UCX_TLS": "tcp,self,posix,cma", "UCX_NET_DEVICES": "lo"}
+OFFLOADING = {"UCX_TLS": "tcp,self,posix,cma", "UCX_NET_DEVICES": "lo"}  # copies between engines stay on this machine
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class Offload:
     described: bool = True  # whether its events say what blocks have, besides their names
     seed: str = ""  # of its block hashes, if not vLLM's own
     handshake: int = 30  # seconds that it waits for an engine from which it pulls for the first time
+    resets: bool = False  # whether it has the route that resets caches, as in development mode
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ def environment(engine: Engine, setup: Setup) -> dict[str, str]:
     if setup.offload is not None:
         variables |= OFFLOADING | {"VLLM_P2P_HANDSHAKE_TIMEOUT_S": str(setup.offload.handshake)}
         variables |= {"PYTHONHASHSEED": setup.offload.seed} if setup.offload.seed else {}
+        variables |= {"VLLM_SERVER_DEV_MODE": "1"} if setup.offload.resets else {}
     return variables
 
 

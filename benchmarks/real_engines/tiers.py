@@ -42,7 +42,7 @@ def settings(folder: Path, *, chunk: int) -> Offload:
     """Tiers with a folder that is empty at first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    return Offload(room(HOST), chunk=chunk, folder=folder)
+    return Offload(room(HOST), chunk=chunk, folder=folder, resets=True)
 
 
 def pool(folder: Path) -> list[str]:
