@@ -22,7 +22,7 @@ ENGINES = (
     "sglang-0.5.23",
     f"mooncake-{mooncake.VERSION}",
 )
-PARTS = ("two", "hybrid", "ranks", "images", "agents", "complaints")
+PARTS = ("two", "hybrid", "ranks", "images", "agents", "offload", "pulls", "complaints")
 PRODUCTS: dict[str, Product] = {"vllm": "vLLM", "sglang": "SGLang"}
 
 

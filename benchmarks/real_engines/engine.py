@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from .launch import MODEL, Ports, Setup, command, environment
 START = 900.0  # seconds: on a machine with much else to do, minutes pass before an engine answers
 
 ANSWER = 600.0  # seconds: kernels are compiled for the first request that needs them
+SOURCES = re.compile(r'^vllm:prompt_tokens_cached_by_source_total\{.*source="(\w+)".*\} (\S+)$', re.MULTILINE)
 
 
 class DidNotStart(RuntimeError):  # noqa: N818 - it reads as what it is
@@ -45,10 +48,12 @@ class Server:
         self.name = name
         self.engine = engine
         self.setup = setup
-        self.ports = Ports(*free_ports(3, apart=8))
+        self.ports = Ports(*free_ports(4, apart=8))
         self._log = logs / f"{engine.product.lower()}-{engine.version}-{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(base_url=self.url, timeout=ANSWER, trust_env=False)
+        # Engines close a connection that is idle for five seconds, maybe while a request is on its way.
+        kept = httpx.Limits(keepalive_expiry=1.0)
+        self.http = httpx.Client(base_url=self.url, timeout=ANSWER, trust_env=False, limits=kept)
 
     @property
     def url(self) -> str:
@@ -110,6 +115,15 @@ class Server:
         """True if the engine says where its events are."""
         return self.engine.product == "SGLang" or self.http.get("/kv_event_sources").is_success
 
+    def cached_by_source(self) -> Counter[str]:
+        """The prompts' tokens that it has taken from each kind of cache since its start: device, host, disk, p2p."""
+        found = SOURCES.findall(self.http.get("/metrics").raise_for_status().text)
+        return Counter({source: round(float(count)) for source, count in found})
+
+    def reset(self, *, host: bool) -> None:
+        """Empties its prefix cache; that in host memory as well, if asked."""
+        self.http.post("/reset_prefix_cache", params={"reset_external": "true"} if host else {}).raise_for_status()
+
     def complete(
         self,
         tokens: Sequence[int],
@@ -119,13 +133,16 @@ class Server:
         stream: bool = False,
         longest: int = 4,
         rank: int | None = None,
+        transfer: Mapping[str, Any] | None = None,
     ) -> EngineAnswer:
-        """Completes a prompt."""
+        """Completes a prompt. `transfer`: the field `kv_transfer_params`, in which a router names a source."""
         model = adapter if self.engine.product == "vLLM" else adapter and f"{MODEL}:{adapter}"
         body: dict[str, Any] = {"model": model or MODEL, "prompt": list(tokens), "max_tokens": longest}
         body |= {"temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
         if salt is not None:
             body["cache_salt"] = salt
+        if transfer is not None:
+            body["kv_transfer_params"] = dict(transfer)
         return self._ask("/v1/completions", body, stream, rank)
 
     def chat(self, messages: Sequence[dict[str, Any]], *, stream: bool, longest: int = 8) -> tuple[EngineAnswer, str]:

@@ -96,6 +96,13 @@ class Engine:
         packages = self.python.parent.parent / "lib"
         return self.product == "vLLM" and any(packages.glob("python3.*/site-packages/torchvision"))
 
+    @property
+    def offloads(self) -> bool:
+        """True if the engine's tiers of offloaded blocks are known to run on a CPU, with its package for pulls."""
+        packages = self.python.parent.parent / "lib"
+        is_new = self.product == "vLLM" and release(self.version) >= (0, 33)
+        return is_new and any(packages.glob("python3.*/site-packages/nixl"))
+
     def announces(self, field: str) -> bool:
         """True if the engine's events have a field, as its own code says."""
         packages = self.python.parent.parent / "lib"

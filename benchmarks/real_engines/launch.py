@@ -30,6 +30,22 @@ ENVIRONMENT = {
     "VLLM_TARGET_DEVICE": "cpu",
 }
 
+OFFLOADING = {"UCX_TLS": "tcp,self,posix,cma", "UCX_NET_DEVICES": "lo"}  # copies between engines stay on this machine
+
+
+@dataclass(frozen=True)
+class Offload:
+    """The tiers beyond its device in which an engine keeps blocks."""
+
+    room: int  # bytes of host memory
+    chunk: int = 1  # blocks
+    folder: Path | None = None  # that it shares with other engines
+    pulls: bool = False  # whether engines pull from each other
+    described: bool = True  # whether its events say what blocks have, besides their names
+    seed: str = ""  # of its block hashes, if not vLLM's own
+    handshake: int = 30  # seconds that it waits for an engine from which it pulls for the first time
+    resets: bool = False  # whether it has the route that resets caches, as in development mode
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -43,6 +59,7 @@ class Setup:
     ranks: int = 1
     name: str = MODEL  # by which clients know the model
     flags: tuple[str, ...] = ()  # besides
+    offload: Offload | None = None
 
 
 @dataclass(frozen=True)
@@ -52,11 +69,17 @@ class Ports:
     http: int
     events: int
     replay: int
+    pulls: int
 
 
 def environment(engine: Engine, setup: Setup) -> dict[str, str]:
     """The variables that an engine needs besides its parent's environment."""
-    return ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": engine.binding, "LD_PRELOAD": str(setup.loopback)}
+    variables = ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": engine.binding, "LD_PRELOAD": str(setup.loopback)}
+    if setup.offload is not None:
+        variables |= OFFLOADING | {"VLLM_P2P_HANDSHAKE_TIMEOUT_S": str(setup.offload.handshake)}
+        variables |= {"PYTHONHASHSEED": setup.offload.seed} if setup.offload.seed else {}
+        variables |= {"VLLM_SERVER_DEV_MODE": "1"} if setup.offload.resets else {}
+    return variables
 
 
 def command(engine: Engine, setup: Setup, ports: Ports) -> list[str]:
@@ -72,7 +95,28 @@ def command(engine: Engine, setup: Setup, ports: Ports) -> list[str]:
     if not (setup.model / WEIGHTS).exists():
         common += ["--load-format", "dummy"]
     of = _vllm if engine.product == "vLLM" else _sglang
-    return [str(engine.python), *of(engine, setup, events), *common, *setup.flags]
+    tiers = [] if setup.offload is None else ["--kv-transfer-config", json.dumps(_tiers(setup.offload, ports))]
+    return [str(engine.python), *of(engine, setup, events), *common, *tiers, *setup.flags]
+
+
+def _tiers(offload: Offload, ports: Ports) -> dict[str, object]:
+    """What vLLM is told of its tiers. Its class for them needs a GPU; `TieringOnCpu` differs only in copying."""
+    tiers: list[dict[str, object]] = []
+    if offload.pulls:
+        tiers.append({"type": "p2p", "host": "127.0.0.1", "port": ports.pulls})
+    if offload.folder is not None:
+        shared = {"root_dir": str(offload.folder), "locality": "REMOTE"}
+        tiers.append({"type": "fs", "enable_kv_events": True, **shared})
+    more = {
+        "spec_name": "TieringOnCpu",
+        "spec_module_path": "offloading_on_cpu",
+        "cpu_bytes_to_use": offload.room,
+        "blocks_per_chunk": offload.chunk,
+        "self_describing_kv_events": offload.described,
+        "offload_prompt_only": False,
+        "secondary_tiers": tiers,
+    }
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": more}
 
 
 def _vllm(engine: Engine, setup: Setup, events: dict[str, object]) -> Sequence[str]:

@@ -26,6 +26,7 @@ class Prediction:
     usable: int  # tokens of these that the engine can reuse
     sure: bool  # whether it trusts what it knows of this engine
     upper_bound: bool  # whether it may be fewer
+    more: bool = False  # whether it may hold more than it says
 
 
 class PromptSender:
@@ -92,6 +93,9 @@ class PromptSender:
 class Prober(PromptSender):
     """Asks the index that follows the engines before it sends a prompt."""
 
+    prefix = ""  # of scenarios' names
+    pause = 0.005  # seconds between two questions whether the index has an answer's blocks
+
     def __init__(self, index: Index, log: Callable[[str], None]) -> None:
         super().__init__(log)
         self.index = index
@@ -127,7 +131,7 @@ class Prober(PromptSender):
         if answered.prompt != len(tokens):
             raise RuntimeError(f"{name} took {answered.prompt} tokens, not {len(tokens)}")
         sample = Sample(
-            scenario=scenario,
+            scenario=self.prefix + scenario,
             worker=name if rank is None else f"{name}, rank {rank}",
             prompt=len(tokens),
             block_size=server.engine.block_size,
@@ -135,7 +139,7 @@ class Prober(PromptSender):
             cached=answered.cached,
             usable=said.usable if said.sure else None,
             trusted=stream is not None and stream.trusted,
-            partial=stream is not None and stream.partial,
+            partial=said.more or (stream is not None and stream.partial),
             upper_bound=said.upper_bound,
             overlapping=others,
             unannounced=unannounced(scenario, server),
@@ -173,7 +177,7 @@ class Prober(PromptSender):
             if time.monotonic() - start > PATIENCE:
                 self.unseen += 1
                 return
-            time.sleep(0.005)
+            time.sleep(self.pause)
         with self._lock:
             self.lateness.append(time.monotonic() - start)
 

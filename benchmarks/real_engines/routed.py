@@ -42,7 +42,7 @@ class Front(Server):
         command += ["--bind", f"127.0.0.1:{self.ports.http}"]
         command += [] if self._tokenizer is None else ["--tokenizer", str(self._tokenizer)]
         command += ["--probe-interval", "1s", "--discovery-interval", "2s", *self._flags]
-        command += [part for server in self._servers for part in ("--engine", f"{server.name}={server.url}")]
+        command += self._engines()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVATLAS_")}
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
@@ -58,6 +58,20 @@ class Front(Server):
             time.sleep(0.2)
         self.kill()
         raise RuntimeError(f"the router did not become ready: see {self._log.name}")
+
+    def _engines(self) -> list[str]:
+        """The engines, with the addresses at which others pull from them."""
+        if not any(server.setup.offload and server.setup.offload.pulls for server in self._servers):
+            return [part for server in self._servers for part in ("--engine", f"{server.name}={server.url}")]
+        file = self._log.with_name(f"engines-{self.ports.http}.toml")
+        file.write_text(
+            "".join(
+                f'[[engine]]\nname = "{server.name}"\nurl = "{server.url}"\npull = "127.0.0.1:{server.ports.pulls}"\n'
+                for server in self._servers
+            ),
+            encoding="utf-8",
+        )
+        return ["--engines-file", str(file)]
 
     def _wait_followed(self) -> None:
         """Waits until the router trusts what it knows of all engines' caches: it takes requests before."""

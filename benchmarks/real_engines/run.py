@@ -11,14 +11,15 @@ from pathlib import Path
 
 import httpx
 
-from . import agents, model, scenarios, vision
+from . import agents, model, scenarios, tiers, vision
 from .compare import Sample
 from .complaints import OTHER, Complaints, Row
 from .engine import DidNotStart, Server
 from .index import Index
 from .install import Engine
-from .launch import Setup
+from .launch import Offload, Setup
 from .prober import PATIENCE, Prober
+from .pulls import FLAGS, HANDSHAKE, SEED, PullProber, Pulls
 from .routed import ROUTED, Front, RoutedProber
 from .standins import loopback
 
@@ -60,7 +61,8 @@ class Run:
 
     def all(self, only: Sequence[str] = ()) -> Outcome:
         """Runs everything, or some parts. One that cannot be run is noted, and the others are run."""
-        for part in (self.two, self.hybrid, self.ranks, self.images, self.agents, self.complaints):
+        parts = (self.two, self.hybrid, self.ranks, self.images, self.agents, self.offload, self.pulls, self.complaints)
+        for part in parts:
             if only and part.__name__ not in only:
                 continue
             self._log(f"{self.engine.name}: {part.__name__}")
@@ -132,6 +134,52 @@ class Run:
                     routed.samples = self.outcome.samples
                     agents.sessions(routed, front, self.seed + 60 + number, how)
 
+    def offload(self) -> None:
+        """Engines that keep blocks in host memory and in a folder that they share, in chunks of two blocks."""
+        if not self.engine.offloads:
+            return
+        folder = self.home / "folder"
+        flags = tiers.pool(folder)
+        setup = Setup(self._plain, self._loopback, tokens=tiers.DEVICE, offload=tiers.settings(folder, chunk=2))
+        with self._fleet({"e": setup, "f": setup}, flags) as (plain, servers):
+            prober = tiers.TierProber(plain.index, self._log)
+            prober.samples = self.outcome.samples
+            tiers.all_of(prober, servers, self.seed + 70)
+            tiers.resets(prober, servers[0], flags, self.seed + 80)
+            with Front(servers, self._logs, flags=flags) as front:
+                routed = tiers.RoutedTierProber(front, servers, self._log)
+                routed.samples = self.outcome.samples
+                scenarios.pressure(routed, [front], self.seed + 90, prompts=40)
+            servers[1].stop()
+            servers[1].start()
+            servers[1].wait()
+            prober.index.wait(servers[1].name, trusted=True)
+            tiers.again(prober, servers, self.seed + 73)
+            tiers.cleaned(prober, servers, folder, self.seed + 100)
+
+    def pulls(self) -> None:
+        """Engines that pull blocks from each other through the router, and sources that fail."""
+        if not self.engine.offloads:
+            return
+        offload = Offload(tiers.room(60_000), pulls=True, handshake=HANDSHAKE)
+        setup = Setup(self._plain, self._loopback, offload=offload, flags=FLAGS)
+        setups = {"a": setup, "b": setup, "c": replace(setup, offload=replace(offload, seed=SEED))}
+        with self._fleet(setups) as (prober, servers):
+            pulls = Pulls(servers, prober.index, self.seed + 110, self._log)
+            try:
+                with Front(servers, self._logs) as front:
+                    routed = PullProber(front, servers, self._log)
+                    routed.samples = self.outcome.samples
+                    pulls.healthy(routed, front)
+                    pulls.other_seed(front)
+                    pulls.dead(front)
+                with Front(servers, self._logs) as front:  # which knows nothing of failed pairs
+                    pulls.frozen(front)
+                pulls.direct()
+            finally:
+                self.outcome.complaints += pulls.rows
+                self.outcome.noted += pulls.notes
+
     def complaints(self) -> None:
         """Faults that were reported of routers: two engines of one model, and one of another name."""
         setup = Setup(self._plain, self._loopback)
@@ -141,8 +189,10 @@ class Run:
                 self._note("complaints were not tried: this engine does not tell its sockets")
                 return
             complaints = Complaints(servers, self.home, self._log)
-            self.outcome.complaints = complaints.rows
-            complaints.all()
+            try:
+                complaints.all()
+            finally:
+                self.outcome.complaints += complaints.rows
 
     def _routed(self, prober: Prober, servers: Sequence[Server]) -> None:
         """The router in front of both: whatever engine it chooses, what it expects there is held against the answer."""
@@ -247,12 +297,12 @@ class Run:
             self._start(servers)
 
     @contextmanager
-    def _fleet(self, setups: dict[str, Setup]) -> Iterator[tuple[Prober, list[Server]]]:
+    def _fleet(self, setups: dict[str, Setup], flags: Sequence[str] = ()) -> Iterator[tuple[Prober, list[Server]]]:
         servers = [Server(name, self.engine, setup, self._logs) for name, setup in setups.items()]
         index: Index | None = None
         try:
             self._start(servers)
-            index = Index(servers, self._logs)
+            index = Index(servers, self._logs, flags)
             index.start()
             prober = Prober(index, self._log)
             prober.samples = self.outcome.samples

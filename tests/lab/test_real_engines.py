@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from benchmarks.real_engines import model, report
+from benchmarks.real_engines import model, report, tiers
 from benchmarks.real_engines.compare import IN_FLIGHT, NOT_SURE, PARTIAL, UNEXPLAINED, UPPER_BOUND, Sample, tally
 from benchmarks.real_engines.complaints import Row
-from benchmarks.real_engines.install import CannotInstall, Product, interpreter, pinned, release
+from benchmarks.real_engines.engine import SOURCES
+from benchmarks.real_engines.install import CannotInstall, Engine, Product, interpreter, pinned, release
+from benchmarks.real_engines.launch import Offload, Ports, Setup, command, environment
 from benchmarks.real_engines.run import Outcome
 
 SURE = Sample("turns", "a", prompt=96, block_size=32, held=96, cached=64)
@@ -155,3 +157,56 @@ def test_a_python_that_only_prints_an_error_is_not_used(tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", str(broken))
     with pytest.raises(CannotInstall, match="found, but not running"):
         interpreter()
+
+
+SEGMENTS = [
+    {"from": 0, "to": 64, "tier": "gpu", "certain": True},
+    {"from": 64, "to": 96, "tier": "cpu", "certain": True},
+    {"from": 96, "to": 192, "tier": "external", "certain": True},
+]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (193, {"device": 64, "host": 32, "disk": 96}),
+        (192, {"device": 64, "host": 32, "disk": 64}),  # the last token is computed
+        (96, {"device": 64, "host": 0, "disk": 0}),
+        (64, {"device": 32, "host": 0, "disk": 0}),
+    ],
+)
+def test_each_tier_is_expected_to_give_its_part_of_what_can_be_reused(prompt: int, expected: dict[str, int]) -> None:
+    assert tiers.parts({"gpu": 64, "loadable": SEGMENTS}, prompt, block=32) == expected
+
+
+def test_an_engine_that_has_offloaded_nothing_gives_what_its_device_has() -> None:
+    assert tiers.parts({"gpu": 96}, 97, block=32)["device"] == 96
+    assert tiers.parts({}, 97, block=32).total() == 0
+
+
+def test_the_sources_of_cached_tokens_are_read_from_vllms_metrics() -> None:
+    text = (
+        "# HELP vllm:prompt_tokens_cached_by_source_total Tokens\n"
+        'vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="tiny",source="device"} 1024.0\n'
+        'vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="tiny",source="p2p"} 64.0\n'
+        'vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 7.0\n'
+    )
+    assert SOURCES.findall(text) == [("device", "1024.0"), ("p2p", "64.0")]
+
+
+def test_an_engine_is_told_of_its_tiers(tmp_path: Path) -> None:
+    offload = Offload(room=1 << 20, chunk=2, folder=tmp_path, pulls=True, seed="1", handshake=3)
+    setup = Setup(tmp_path, tmp_path / "loopback.so", offload=offload)
+    engine = Engine("vLLM", "0.33.0", tmp_path / "bin" / "python")
+    arguments = command(engine, setup, Ports(http=1, events=2, replay=3, pulls=4))
+    told = json.loads(arguments[arguments.index("--kv-transfer-config") + 1])
+    assert told["kv_connector"] == "OffloadingConnector"
+    more = told["kv_connector_extra_config"]
+    assert [tier["type"] for tier in more["secondary_tiers"]] == ["p2p", "fs"]
+    assert more["secondary_tiers"][0]["port"] == 4
+    assert more["blocks_per_chunk"] == 2
+    variables = environment(engine, setup)
+    assert (variables["PYTHONHASHSEED"], variables["VLLM_P2P_HANDSHAKE_TIMEOUT_S"]) == ("1", "3")
+    plain = Setup(tmp_path, tmp_path / "loopback.so")
+    assert "--kv-transfer-config" not in command(engine, plain, Ports(http=1, events=2, replay=3, pulls=4))
+    assert "PYTHONHASHSEED" not in environment(engine, plain)
