@@ -3267,10 +3267,10 @@ class Candidates:
         """numpy.ndarray of float64: Requests running at the engine, as reported by the engine."""
     @property
     def reported_kv_usage(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Seconds since the engine last reported its queue and cache."""
+        """numpy.ndarray of float64: Share of the engine's KV cache in use, 0 to 1, as reported by the engine."""
     @property
     def reported_age(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Seconds since the engine's last such report."""
+        """numpy.ndarray of float64: Seconds since the engine last reported its queue and cache."""
     @property
     def prefill_rate(self) -> NDArray[np.float64]:
         """numpy.ndarray of float64: Prompt tokens that the worker computes per second, as measured so far."""
