@@ -476,6 +476,8 @@ class BlockIndex:
     ) -> None:
         """Records that a worker has evicted one copy of each of the given blocks.
 
+        A block that is not held is counted in stats()["unknown_removals"] and changes nothing else.
+
         Args:
             worker: The worker's name.
             block_hashes: The engine's names of the blocks, in any order, shape (n,), as accepted by store().
@@ -3400,10 +3402,10 @@ class Candidates:
         """numpy.ndarray of float64: Requests running at the engine, as reported by the engine."""
     @property
     def reported_kv_usage(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Seconds since the engine last reported its queue and cache."""
+        """numpy.ndarray of float64: Share of the engine's KV cache in use, 0 to 1, as reported by the engine."""
     @property
     def reported_age(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Seconds since the engine's last such report."""
+        """numpy.ndarray of float64: Seconds since the engine last reported its queue and cache."""
     @property
     def prefill_rate(self) -> NDArray[np.float64]:
         """numpy.ndarray of float64: Prompt tokens that the worker computes per second, as measured so far."""

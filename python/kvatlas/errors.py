@@ -48,7 +48,29 @@ class KvatlasError(Exception):
 
 
 class InvalidArgumentError(KvatlasError, ValueError):
-    """A value of the right type that is invalid: out of range, unknown, or inconsistent with another value."""
+    """A value of the right type that is invalid: out of range, unknown, or inconsistent with another value.
+
+    Codes of all parts: "invalid_argument", "out_of_range", "missing_argument", "conflicting_arguments",
+    "invalid_string", "length_mismatch", "wrong_shape".
+
+    Blocks and tokens: "invalid_block_size", "token_count", "token_bytes", "unknown_tier", "unknown_dialect",
+    "no_tokens".
+
+    Clients and tokenizers: "invalid_url", "invalid_key", "invalid_certificate", "invalid_messages".
+
+    Trees: "unknown_policy", "invalid_page_size", "invalid_snapshot", "evicted_node", "not_in_use",
+    "foreign_node", "no_thread".
+
+    Lab: "unknown_rung", "never_strict", "unknown_search", "unknown_layout", "invalid_jump_size",
+    "invalid_group_size", "invalid_sparse_step", "plan", "plan_file", "irregular_array", "options", "index".
+
+    Sites: "invalid_site_name", "invalid_grain", "invalid_duration", "invalid_digest", "other_grain", "whole_wanted",
+    "too_many_sites".
+
+    Routing: "unknown_worker", "block_size_mismatch".
+
+    Simulated engines: "bad_engine", "bad_rank", "bad_faults", "bad_request", "too_long".
+    """
 
     code = "invalid_argument"
 
@@ -81,13 +103,19 @@ class ConfigError(InvalidArgumentError):
 
 
 class MissingExtraError(KvatlasError, ImportError):
-    """A package that a part of kvatlas needs is not installed. Code: "missing_extra"."""
+    """A package that a part of kvatlas needs is not installed. Code: "missing_extra".
+
+    The message names the extra of kvatlas that installs the package: `pip install 'kvatlas[tokenizer]'`.
+    """
 
     code = "missing_extra"
 
 
 class UnknownParentError(InvalidArgumentError, LookupError):
-    """A store continues a block that its worker does not hold, and the index design cannot keep unlinked blocks."""
+    """A store continues a block that its worker does not hold, and the design of the index cannot keep it.
+
+    Code: "unknown_parent".
+    """
 
     code = "unknown_parent"
 
@@ -108,7 +136,17 @@ class ServiceError(KvatlasError, RuntimeError):
 
 
 class DiscoveryError(KvatlasError, RuntimeError):
-    """An engine cannot be registered as it is, or the source of engines does not answer.
+    """An engine cannot be registered as it is, or the source that lists engines does not answer.
+
+    `kvatlas serve` logs the error and tries again.
+
+    Codes: "unreachable", "timeout", "http_" and the status of a refusal, "bad_answer", "no_events" (the engine does not
+    publish events that can be followed), "unknown_address" (it does not report its event sockets), "unusable_address",
+    "refused" (the service did not accept the registration), "discovery". Of a cluster: "no_token", "no_namespace" and
+    "no_authority" (the service account cannot be used), "gone" (the changes asked for are lost), "no_watch_list". Of a
+    pod that is left out: "no_address", "ended", "not_leader", "bad_annotation", "too_many". Of an InferencePool:
+    "no_pool", "bad_pool". Of an InferenceObjective that is left out: "bad_objective". Of a file of engines that listed
+    some and lists none any more: "empty_file".
 
     Attributes:
         temporary: True if a later try may succeed, because the engine is starting or unreachable.
@@ -237,6 +275,6 @@ class JournalError(KvatlasError, ValueError):
 
 
 class PageError(KvatlasError, ValueError):
-    """An HTML document lacks the place for figures, or a file lacks the figures. Code: "invalid_page"."""
+    """A document lacks the place for figures, or a file lacks the figures. Code: "invalid_page"."""
 
     code = "invalid_page"

@@ -127,6 +127,8 @@ impl BlockIndex {
 
     /// Records that a worker has evicted one copy of each of the given blocks.
     ///
+    /// A block that is not held is counted in stats()["unknown_removals"] and changes nothing else.
+    ///
     /// Args:
     ///     worker: The worker's name.
     ///     block_hashes: The engine's names of the blocks, in any order, shape (n,), as accepted by store().

@@ -1,7 +1,7 @@
 """Chunks that an offloading tier holds, by the rules of vLLM's tiers.
 
 A chunk is a fixed number of consecutive blocks that are stored and loaded together. It is named after its last block,
-whose hash covers the whole prefix. The rules (each has a test of the same name):
+whose hash covers the whole prefix. The rules (each has a test):
 
 - a chunk that is held is not stored again;
 - the least recently used chunk is evicted first; of one prompt's chunks, later ones before earlier ones;

@@ -1,20 +1,21 @@
 """Offloading of a simulated engine: host memory, a shared pool and pulls from peers, by the rules of vLLM's.
 
-The rules (each has a test of the same name):
+The rules (each has a test):
 
-- computed blocks are copied in whole chunks, and announced after the device's stores of the step;
-- a prompt goes on from the chunk with the end of its cached part: chunk by chunk, while each is held on some tier;
-- host memory comes before the pool, and the pool before the peer that the request names;
-- what is pulled comes to host memory first, and is announced there first; so does what is found in the pool;
+- computed blocks are copied to the tiers in whole chunks, and announced after the step's stores on the device;
+- the cached part of a prompt is continued from the chunk in which it ends, chunk by chunk, as long as some tier holds
+  the next one;
+- host memory is used before the pool, and the pool before the peer that the request names;
+- chunks that are pulled, or found in the pool, are first copied to host memory and announced there;
 - without a free slot in host memory, chunks in the pool or at a peer count as not found;
-- a pull takes host memory only: what the source has on its device counts for nothing;
-- a request that needs what another one is loading waits for that, and looks again;
-- a request that loads holds its blocks, and holds up no step;
-- pulls from one source follow each other, as do loads from one place; first contact of a pair takes longer;
-- a source that refuses costs little (10 ms), and one that does not answer much: 11.8 s if the two have spoken before,
-  30 s if not, and then every later pull of that consumer waits as long;
-- the sender can forbid loads, or limit them;
-- a reset leaves host memory, and a restart leaves the pool; what a pool evicts is not announced.
+- a pull takes chunks from the peer's host memory only, not from its device;
+- a request that needs chunks which another request is loading waits for that load, and then looks again;
+- a request that loads holds its blocks, and does not delay any step;
+- pulls from one peer follow each other, as do loads from one tier; the first contact of two engines takes longer;
+- a peer that refuses costs 10 ms; a peer that does not answer costs 11.8 s if the two engines have spoken before, and
+  30 s if not; in the latter case every later pull of the asking engine waits as long;
+- the sender of a request can forbid loads, or limit them;
+- a reset keeps host memory, and a restart keeps the pool; evictions of a pool are not announced.
 """
 
 from __future__ import annotations

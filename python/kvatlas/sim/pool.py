@@ -1,12 +1,13 @@
 """Paged block pool with prefix caching, by the rules of vLLM.
 
-The rules (each has a test of the same name):
+The rules (each has a test):
 
-- a block is referenced while a request uses it and free otherwise; a free block keeps its content until it is taken;
-- the free queue is popped from the front; released blocks that hold something go to its back, last block of the chain
-  first (least recently used leaves first), blocks that hold nothing go to its front;
+- a block is referenced while a request uses it, and free otherwise; a free block keeps its content until it is taken
+  for a new one;
+- blocks are taken from the front of the free queue; released blocks with content go to its back, the last block of the
+  chain first (so the least recently used ones are taken first), and blocks without content go to its front;
 - content is evicted only when its block is taken, with one announcement for each physical copy;
-- a freshly filled block is never merged with an equal one: both are copies, and a lookup finds the older.
+- a newly filled block is never merged with an equal one: both are copies, and a lookup finds the older one.
 
 The pool has no notion of time or of requests; `Engine` adds them.
 """

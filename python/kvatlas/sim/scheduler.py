@@ -1,19 +1,20 @@
 """Scheduler of a simulated engine's requests and their blocks, common to all models of time.
 
-The rules (each has a test of the same name):
+The rules (each has a test):
 
 - only full blocks are cached and announced; the last prompt token is always computed, so a prompt of exactly k blocks
   hits at most k - 1 (and its recomputed last block becomes a second copy);
 - hits are not announced; the newly full blocks of a step are one announcement, chained to the block before; removals
   of the blocks that a step takes come before its store;
-- blocks count as cached from when their step begins, so requests that are admitted meanwhile share them; but they are
-  announced when it is done, with all else that it changed;
-- a request is admitted when the pool has room for all of its prompt, else it waits, and those behind it wait too;
-- when a request finds no free block, the request admitted last gives up its own (they stay cached until reused), goes
-  to the head of the queue and computes again what it cannot find;
+- blocks count as cached from the beginning of their step, so requests that are admitted meanwhile share them; but they
+  are announced at the end of the step, together with all its other changes;
+- a request is admitted when the pool has enough free blocks for its whole prompt; otherwise it waits, and the requests
+  behind it wait too;
+- when a request finds no free block, the request admitted last releases its blocks (they stay cached until reused),
+  goes to the head of the queue, and recomputes the blocks that it cannot find later;
 - a request that cannot fit in an empty pool is refused;
-- with tiers behind the cache (`Offload`), an admitted request that can load something does so first, and holds its
-  blocks meanwhile; room for the rest of its prompt is kept free, but requests that are computed already may take it.
+- with tiers behind the cache (`Offload`), an admitted request that can load blocks does so first, and holds its own
+  blocks meanwhile; blocks for the rest of its prompt are kept free, but requests already being computed may take them.
 """
 
 from __future__ import annotations

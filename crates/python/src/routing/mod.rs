@@ -365,9 +365,9 @@ columns! {
     reported_waiting: reported_waiting, "float64";
     /// numpy.ndarray of float64: Requests running at the engine, as reported by the engine.
     reported_running: reported_running, "float64";
-    /// numpy.ndarray of float64: Seconds since the engine last reported its queue and cache.
+    /// numpy.ndarray of float64: Share of the engine's KV cache in use, 0 to 1, as reported by the engine.
     reported_kv_usage: reported_kv_usage, "float64";
-    /// numpy.ndarray of float64: Seconds since the engine's last such report.
+    /// numpy.ndarray of float64: Seconds since the engine last reported its queue and cache.
     reported_age: reported_age, "float64";
     /// numpy.ndarray of float64: Prompt tokens that the worker computes per second, as measured so far.
     prefill_rate: prefill_rate, "float64";

@@ -29,15 +29,15 @@ class ModelTokenizers:
         self._read = {path: LocalTokenizer(path) for path in paths if path is not None}
 
     def path(self, model: str) -> str | None:
-        """Path of a model's tokenizer; `engine`; or None if the model's prompts are not tokenized."""
+        """Path of a model's tokenizer; `engine` for tokenizing by the engine; None for no tokenizing."""
         return self._own.get(model, self._default)
 
     def local(self, model: str) -> LocalTokenizer | None:
-        """Path of a model's tokenizer; `engine` for tokenizing by the engine; None for no tokenizing."""
+        """Tokenizer of a model in this process; None if the model has none here."""
         return self._read.get(self.path(model) or "")
 
     def option(self, model: str) -> str:
-        """Tokenizer of a model in this process; None if the model has none."""
+        """Name of the option that sets the model's tokenizer."""
         return f"--model-tokenizer {model}=PATH" if model in self._own else "--tokenizer"
 
     def look_for_models(self, looked: Sequence[CheckedEngine]) -> EngineReport | None:

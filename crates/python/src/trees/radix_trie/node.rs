@@ -151,7 +151,7 @@ pub(super) struct SharedTrie {
     state: Mutex<State>,
 }
 
-/// A trie with its symbols, the tokens that are not small ints.
+/// A trie with its symbols: numbers that stand for tokens which are not small ints.
 pub(super) struct State {
     pub(super) trie: Core<Py<PyAny>>,
     pub(super) symbols: Symbols,

@@ -53,7 +53,7 @@ impl Lines {
         self.len
     }
 
-    /// Number of numbers at which the hash table is full.
+    /// Number of stored numbers at which the hash table counts as full.
     pub(super) fn capacity(&self) -> usize {
         self.lines.len() * LOAD
     }

@@ -106,8 +106,8 @@ impl Sets {
             + self.vacant.capacity() * 4
     }
 
-    /// Exchanges a reference to a set for a reference to the set in which the pod has the given ways of holding; 0
-    /// removes the pod.
+    /// Returns the set of pods that equals `set`, except that `pod` holds the prefix in the given ways; 0 removes the
+    /// pod. A reference to `set` becomes a reference to the returned set.
     #[inline]
     pub(super) fn change(&mut self, set: u32, pod: u32, ways: u32, watch: &mut impl Watch) -> u32 {
         let to = match self.last {
