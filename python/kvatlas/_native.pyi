@@ -792,7 +792,7 @@ class SitesMatch:
         """
     @property
     def rest_at_most(self) -> int:
-        """int: The maximum that a site holds which is neither in levels nor in unknown."""
+        """int: Upper bound for each site that is neither in levels nor in unknown."""
     @property
     def unknown(self) -> list[str]:
         """list[str]: Sites with unknown holdings: without a digest for too long, or with low trust."""

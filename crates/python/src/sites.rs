@@ -309,7 +309,7 @@ pub(crate) struct SitesMatch {
     /// list[tuple[int, int, list[str]]]: Lower bound, upper bound, and the names of the sites with these bounds;
     /// highest first.
     levels: Vec<(u32, u32, Vec<String>)>,
-    /// int: The maximum that a site holds which is neither in levels nor in unknown.
+    /// int: Upper bound for each site that is neither in levels nor in unknown.
     rest_at_most: u32,
     /// list[str]: Sites with unknown holdings: without a digest for too long, or with low trust.
     unknown: Vec<String>,

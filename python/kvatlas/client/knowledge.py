@@ -59,7 +59,7 @@ class ServiceKnowledge:
 
     @staticmethod
     def _tells(told: set[int], prompts: Iterable[Prompt]) -> bool:
-        """True if the tokens of a prompt without an adapter are new to the service."""
+        """Add prompts to the set of those sent before (`told`). True if a prompt without an adapter is new."""
         new = {hash((prompt.content(), prompt.salt)) for prompt in prompts if not prompt.lora} - told
         if len(told) + len(new) > _MOST_TOLD:
             told.clear()

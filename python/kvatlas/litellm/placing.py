@@ -72,9 +72,9 @@ class Placer:
     async def place(
         self, call_id: str | None, workers: Sequence[str], asked: AskedPrompt, found: Holdings
     ) -> tuple[str | None, str]:
-        """Choose the worker for an attempt, which counts as the worker's load from now on. Also returns the reason.
+        """Choose the worker for an attempt, and count the attempt in the worker's load. Also returns the reason.
 
-        The worker is None if the policy would let the request wait, which is not possible, or the request was refused.
+        The worker is None if the request was refused, or if the policy lets it wait, which LiteLLM does not support.
         """
         core = self._core_of(workers, found)
         core.expire()

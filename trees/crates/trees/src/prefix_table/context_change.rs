@@ -106,7 +106,7 @@ impl Context {
         true
     }
 
-    /// Records that a block hash stands for the given prefixes at a pod from now on.
+    /// Records that a pod has announced the given prefixes under a block hash.
     fn announce(&mut self, pod: u32, name: u64, prefixes: &[u64], depth: u32, now: u32) {
         let current = self.meant(pod, name);
         if !current.is_empty() {
