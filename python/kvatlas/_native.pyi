@@ -342,7 +342,7 @@ class Match:
         """int: The number of blocks in the query. No depth is greater."""
     @property
     def block_size(self) -> int:
-        """int: The number of tokens in a block; 0 if blocks are announced without tokens."""
+        """int: The number of tokens in a block."""
     @property
     def unit(self) -> Literal["blocks"]:
         """str: The unit of depths and length: "blocks"."""
@@ -422,7 +422,7 @@ class BlockIndex:
     def __new__(cls, block_size: SupportsIndex = 16, count_copies: bool = True) -> BlockIndex: ...
     @property
     def block_size(self) -> int:
-        """int: The number of tokens in a block; 0 if blocks are announced without tokens."""
+        """int: The number of tokens in a block."""
     @property
     def count_copies(self) -> bool:
         """bool: True if a block announced n times counts as held until removed n times."""
@@ -1297,7 +1297,7 @@ class RouterServer:
             ServiceError: The report is invalid.
         """
     def forget_engine(self, worker: str, rank: SupportsIndex | None = None) -> bool:
-        """Stops reporting an engine, or a configured stream.
+        """Removes an engine, or a configured stream, from the list of engines that the router reports.
 
         Args:
             worker: The worker's name.
@@ -1666,7 +1666,7 @@ class Service:
             InvalidArgumentError: timeout or delay is negative or not a number.
         """
     def close(self) -> None:
-        """Closes the router at once. Further calls do nothing."""
+        """Closes the service at once. Further calls do nothing."""
 
 def content_hashes(
     tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer,
@@ -1999,7 +1999,7 @@ class Rung:
         """bool: True if the design's known errors are corrected where possible."""
     @property
     def block_size(self) -> int:
-        """int: The number of tokens in a block; 0 if blocks are announced without tokens."""
+        """int: The number of tokens in a block."""
     @property
     def applied(self) -> int:
         """int: The number of changes applied so far, including those that the design refused."""
@@ -3371,9 +3371,7 @@ class Candidates:
         """
     @property
     def queued_prompt_tokens(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Prompt tokens of the worker's requests without a first token, minus the tokens
-        expected in cache.
-        """
+        """numpy.ndarray of float64: Prompt tokens, including cached ones, of requests without a first token."""
     @property
     def head_tokens(self) -> NDArray[np.float64]:
         """numpy.ndarray of float64: The part of queued_tokens that belongs to the prompt being computed at present."""
@@ -3441,7 +3439,7 @@ class RoutedRequest:
         """int: The number of tokens in the prompt."""
     @property
     def block_size(self) -> int:
-        """int: The number of tokens in a block; 0 if blocks are announced without tokens."""
+        """int: The number of tokens in a block."""
     @property
     def content_hashes(self) -> NDArray[np.uint64]:
         """numpy.ndarray of uint64: Content hashes of the prompt's full blocks."""
@@ -3652,7 +3650,7 @@ class Router:
         """bool: True if the policy uses an index; otherwise prompts need not be looked up."""
     @property
     def block_size(self) -> int:
-        """int: The number of tokens in a block; 0 if blocks are announced without tokens."""
+        """int: The number of tokens in a block."""
     @property
     def workers(self) -> list[tuple[str, int]]:
         """list of (str, int): The workers and ranks that get requests."""
