@@ -130,6 +130,7 @@ class LoadingModel:
         for pool in self.pools_of(worker):
             if name in pool.unmeant:
                 self.place(pool, name, block, pool.unmeant.pop(name))
+                self.remember(pool, name, [self.meant[worker, rank]])
             if is_new and pool.evicts == "used" and name in pool.seen:
                 self.renew(pool, name)
 
@@ -145,9 +146,22 @@ class LoadingModel:
         pool.forget_unused()
         self.keep_to_room(pool)
 
+    @staticmethod
+    def remember(pool: Pool, name: Name, known: Sequence[Mapping[Name, Block]]) -> None:
+        """Keep what the blocks before a block mean, as the index keeps the beginning of its prompt."""
+        parent = pool.meant[name][0]
+        while parent is not None and parent not in pool.meant:
+            block = next((names[parent] for names in known if parent in names), None)
+            if block is None:
+                return
+            pool.meant[parent] = block
+            parent = block[0]
+
     def hold(self, pool: Pool, names: Iterable[Name], ranks: Ranks) -> int:
         """The store of a pool says that it has these. Returns how many are in the pool now and were not before."""
         members = [held for rank, held in sorted(ranks.items()) if pool.has(rank[0])]
+        meant = [self.meant.get(rank, {}) for rank in sorted(ranks) if pool.has(rank[0])]
+        known = [*(names for held in members for names in held.values()), *meant]
         placed = 0
         for name in names:
             if name in pool.seen:
@@ -161,6 +175,7 @@ class LoadingModel:
                 pool.unmeant[name] = self.now
             else:
                 self.place(pool, name, block, self.now)
+                self.remember(pool, name, known)
                 placed += 1
         return placed
 

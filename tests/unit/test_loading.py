@@ -91,7 +91,6 @@ def run(seed: int) -> int:
             lifetime=rng.choice([None, 20.0]),
             room=rng.choice([None, None, 5, 12]),
             evicts=rng.choice(["announced", "used"]),
-            follows_store=rng.random() < 0.3,
         )
     prompts: list[tuple[int, ...]] = [(1,)]
     while len(prompts) < 10:
@@ -102,23 +101,14 @@ def run(seed: int) -> int:
         worker, prompt, rank = rng.choice(WORKERS), rng.choice(prompts), rng.choice([0, 0, 0, 1])
         tier: Tier = rng.choice(["gpu", *OFFLOADED])
         pool = rng.choice(["folder", "store"])
-        match rng.randrange(25):
+        match rng.randrange(22):
             case 20:
                 found = [
                     name_of(prompt[:end]) for prompt in rng.sample(prompts, 3) for end in range(1, len(prompt) + 1)
                 ]
                 lost = pair.both("loading.keep", pool, block_hashes=found, until=rng.choice([None, now - 5.0]))
                 assert lost[0] == lost[1]
-            case 21 | 22:
-                named = [name_of(prompt[:end]) for end in rng.sample(range(1, len(prompt) + 1), k=1)]
-                named += [name_of(it) for it in rng.sample(prompts, 2)]
-                placed = pair.both("loading.hold", pool, block_hashes=named)
-                assert placed[0] == placed[1]
-            case 23:
-                named = [name_of(prompt[:end]) for end in range(1, len(prompt) + 1)]
-                lost = pair.both("loading.release", pool, block_hashes=named)
-                assert lost[0] == lost[1]
-            case 24:
+            case 21:
                 pair.both("loading.set_whole", pool, rng.random() < 0.5)
                 loaded = pair.both(
                     "loading.note_load", pool, content_hashes=list(prompt), start=rng.randint(0, len(prompt))
