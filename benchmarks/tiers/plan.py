@@ -12,6 +12,8 @@ Result = dict[str, Any]
 
 OURS = "kvatlas"
 FIXED = "llm-d-token-load+pull"
+AFFINITY = "llm-d-scorers precise=true no_hit_lru_weight=2"
+"""llm-d's precise prefix routing: what it publishes its questions on documents against, without pulls."""
 DYNAMO = "dynamo-kv router_disk_cache_hit_weight=0.5"
 VLLM_ROUTER = "vllm-router-kv-aware kv_penalty_disk=0.6"
 
@@ -73,6 +75,8 @@ AGENTS = Cell("claude-code", OURS, hardware="h100x4", pulls=True)
 GPT_OSS = replace(AGENTS, hardware="gpt-oss-h200", speedup=6.0)
 GLM = replace(AGENTS, hardware="glm-5.2-h200", transfer="glm-rdma", delta=12_288)
 DOCUMENTS = Cell("documents 60", OURS, pulls=True, host=1_400_000, requests=4_000)
+QUESTIONS = Cell("document-questions", OURS, pulls=True, cache=1_220_000 // 512 * 512, host=2_196_000, engines=16)
+JOINING = Cell("b2b-saas", OURS, pulls=True, requests=1_800, joins=60.0, warm_up=300_000)
 POOL = replace(AGENTS, pulls=False, host=0, pool=8 * 786_432)
 
 BARS: dict[str, Callable[[], list[Bar]]] = {
@@ -86,6 +90,30 @@ BARS: dict[str, Callable[[], list[Bar]]] = {
             ("llm-d's fixed rule", replace(DOCUMENTS, policy=FIXED), (1.0, 1.0)),
         )
         for figure, limit in zip(("throughput", "p99"), limits, strict=True)
+    ],
+    "document-questions": lambda: [
+        Bar("llm-d's questions on documents", than, QUESTIONS, other, figure, limit)
+        for than, other, limits in (
+            (
+                "llm-d's precise prefix routing, as published",
+                replace(QUESTIONS, policy=AFFINITY, pulls=False),
+                (1.35, 0.66),
+            ),
+            ("llm-d's fixed rule", replace(QUESTIONS, policy=FIXED), (1.0, 1.0)),
+            ("without pulls", replace(QUESTIONS, pulls=False), (1.0, 1.03)),
+        )
+        for figure, limit in zip(("throughput", "p99"), limits, strict=True)
+    ],
+    "warm-up": lambda: [
+        Bar(
+            "prefixes of 6 K tokens, an engine joins",
+            "without a warm-up",
+            JOINING,
+            replace(JOINING, warm_up=0),
+            figure,
+            1.0,
+        )
+        for figure in ("mean", "p99")
     ],
     "pool": lambda: [
         Bar("Claude Code, a pool of all host memory", name, POOL, replace(POOL, policy=policy), "mean", 0.8)

@@ -105,18 +105,18 @@ mod tests {
         let prompt = |from: u64| (from..from + 512).map(|n| n.wrapping_mul(0x2545_f491_4f6c_dd1d)).collect::<Vec<_>>();
         let mut again = Again::default();
         // While nothing comes back there is nothing to learn, however much is copied.
-        for number in 0..16 {
+        for number in 1..=16 {
             again.sent(&prompt(number << 32), 0, 0, 0);
             again.sent(&prompt(number << 32), 512, 512, 512);
         }
         assert_eq!(again.undone_by_one(), 1.0);
         // Of three blocks that are new, one was evicted by all.
         for number in 0..160 {
-            let prompt = prompt((number % 16) << 32);
+            let prompt = prompt((number % 16 + 1) << 32);
             again.sent(&prompt, 0, 0, 0);
             again.sent(&prompt, 512, 512, 1_024);
         }
-        assert!((again.undone_by_one() - 0.5).abs() < 0.02, "{}", again.undone_by_one());
+        assert!((again.undone_by_one() - 0.5).abs() < 0.05, "{}", again.undone_by_one());
         // Blocks that were never seen before make copies cheap, as nothing that is evicted comes back.
         for number in 100..300 {
             again.sent(&prompt(number << 32), 0, 0, 0);

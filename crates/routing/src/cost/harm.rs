@@ -150,7 +150,7 @@ impl PromptParts {
         let uncached = f64::from(request.tokens) - f64::from(least.reached) * size;
         let parts = Self { uncached, seconds: least.seconds, copied };
         // Saved tokens count as prefill and as evictions, and may be evicted as often as a copy.
-        let worth = saved * (1.0 - (scene.copied - 1.0).max(0.0) * weights.evict);
+        let worth = saved * (1.0 - scene.copied * weights.evict);
         if least.is_way || worth * all.weight[row] > least.seconds * all.prefill_rate[row] {
             parts
         } else {
@@ -209,10 +209,10 @@ impl Harm {
             later += COLD * prefill * scene.cold / (scene.cold + ago).max(f64::MIN_POSITIVE);
         }
         let free = (all.capacity_blocks[row] - all.held_blocks[row]) * scene.block_size;
-        // Pulled blocks take room like computed ones; loaded blocks were in the cache's share before.
-        let new = if MOVES { uncached + copied } else { uncached };
         // Unknown free room: the cache counts as full, as caches are after a while.
-        let pushed = if free > 0.0 { (new - free).max(0.0) } else { new };
+        let pushed = if free > 0.0 { (uncached - free).max(0.0) } else { uncached };
+        // Pulled blocks take room in host memory, which a free device says nothing of; loaded blocks were there before.
+        let pushed = if MOVES { pushed + scene.copied * copied } else { pushed };
         // An engine fills its steps: short prompts before this one share a step with it.
         let same_step = (CHUNK * token - outlook.queue).max(0.0).min(prefill);
         // Those that follow a prompt on its way hardly have to compute anything, but all of them will run together.
@@ -231,7 +231,7 @@ impl Harm {
             others: prefill.min(MOST_DECODES) * running * DECODES + behind + settles,
             beside,
             later,
-            evict: (pushed + (scene.copied - 1.0) * copied.min(pushed)) * token * weights.evict + outlook.lost,
+            evict: pushed * token * weights.evict + outlook.lost,
             lost: outlook.lost,
             taken: outlook.taken * weights.price,
             starts: outlook.starts,
