@@ -47,7 +47,7 @@ class Index:
         with (self._place / f"kvatlas-{self._port}.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         self.client = Client(f"http://127.0.0.1:{self._port}")
-        self.client.wait_ready(60)
+        self.client.wait_ready(300)
 
     def _engines(self) -> list[str]:
         if self.by_url:

@@ -93,7 +93,7 @@ class Pulls:
         self._note("the first of these was answered", told[0][1])
 
     def dead(self, front: Front) -> None:
-        """A source that is killed, and started again."""
+        """A source that is killed, and started again. The last part: its consumers cannot pull from it any more."""
         prompts = [self._held(self._a, LENGTH).tokens for _ in range(2)]
         with self._drained(front, self._a, self._c):
             self._a.kill()
@@ -129,10 +129,10 @@ class Pulls:
         nowhere = {"remote_host": "127.0.0.1", "remote_port": self._a.ports.pulls + 1}
         there = {"remote_host": "127.0.0.1", "remote_port": self._a.ports.pulls}
         self._pull("with no source, for comparison", self._b, self._some(LENGTH), {}, None)
-        self._pull("from a port where nobody listens", self._b, self._some(LENGTH), nowhere, 0)
+        self._pull("from a port where nothing listens", self._b, self._some(LENGTH), nowhere, 0)
         self._pull("from a source that lacks all of it", self._b, self._some(LENGTH), there, 0)
         held = self._held(self._a, LENGTH).tokens
-        self._pull("after the source stood still and went on", self._b, held, there, None)
+        self._pull("from a source that was started again", self._b, held, there, None)
         held = self._held(self._a, LENGTH).tokens
         with self._stopped(self._a):
             name = f"from a source that stands still before first contact, handshakes of {HANDSHAKE} s at most"

@@ -17,7 +17,7 @@ from .compare import Sample
 from .engine import EngineAnswer, Server
 from .prober import PromptSender, unannounced
 
-START = 60.0  # seconds
+START = 300.0  # seconds
 FOLLOWED = 20.0  # seconds within which events are followed, unless what they say is not believed
 ROUTED = "routed: "
 SETTLE = 0.15  # seconds after an answer for its last blocks to be announced, which cannot be asked for

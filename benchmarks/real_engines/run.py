@@ -172,9 +172,9 @@ class Run:
                     routed.samples = self.outcome.samples
                     pulls.healthy(routed, front)
                     pulls.other_seed(front)
-                    pulls.dead(front)
-                with Front(servers, self._logs) as front:  # which knows nothing of failed pairs
-                    pulls.frozen(front)
+                for part in (pulls.frozen, pulls.dead):
+                    with Front(servers, self._logs) as front:  # which knows nothing of failed pairs
+                        part(front)
                 pulls.direct()
             finally:
                 self.outcome.complaints += pulls.rows

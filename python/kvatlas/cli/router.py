@@ -10,7 +10,7 @@ import click
 
 from kvatlas.cli.console import show_cause
 from kvatlas.cli.grouped_help import GroupedCommand
-from kvatlas.cli.settings import config_option, given, print_config_option, setting_flags
+from kvatlas.cli.settings import config_option, given, pool_option, print_config_option, setting_flags
 from kvatlas.errors import KvatlasError
 from kvatlas.router.config import ROUTER, read_router_config, show_router_config
 from kvatlas.service.reread import SettingsReader
@@ -71,6 +71,7 @@ def _engines(command: Any) -> Any:
     metavar="WORKER=ENDPOINT[,KEY=VALUE...]",
     help="Event stream to follow without discovery, as for `kvatlas serve`; WORKER is an engine's name. Repeatable.",
 )
+@pool_option
 @config_option
 @print_config_option
 @click.option("--check", is_flag=True, help="Send a prompt through each engine, say what is wrong, and exit.")

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from kvatlas.cli.settings import config_option, given, print_config_option, setting_flags
+from kvatlas.cli.settings import config_option, given, pool_option, print_config_option, setting_flags
 from kvatlas.errors import KvatlasError
 from kvatlas.service.config import Config, read_config, show_config
 from kvatlas.service.config.read import SERVICE
@@ -28,14 +28,7 @@ def follow_options(command: _F) -> _F:
         metavar="WORKER=ENDPOINT[,KEY=VALUE...]",
         help="Event stream to follow without discovery: w1=tcp://host:5557,replay_endpoint=tcp://host:5757. Other "
         "keys: rank, topic, model, block_size, routing_group, count_copies, host_chunk, aliases, adapters. Repeatable.",
-    )(config_option(command))
-    command = click.option(
-        "--pool",
-        multiple=True,
-        metavar="NAME[,KEY=VALUE...]",
-        help="Store that several engines put blocks in and load from: folder,members=w1|w2,chunk=4. Other keys: tier, "
-        "announces_removals, lifetime. Repeatable.",
-    )(command)
+    )(pool_option(config_option(command)))
     return click.option(
         "--engine",
         multiple=True,

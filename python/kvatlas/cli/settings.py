@@ -70,6 +70,17 @@ def config_option(command: _F) -> _F:
     )(command)
 
 
+def pool_option(command: _F) -> _F:
+    """The option --pool."""
+    return click.option(
+        "--pool",
+        multiple=True,
+        metavar="NAME[,KEY=VALUE...]",
+        help="Store that several engines put blocks in and load from: folder,members=w1|w2,chunk=4. Other keys: tier, "
+        "announces_removals, lifetime, budget, chunk_bytes, directory, look_every. Repeatable.",
+    )(command)
+
+
 def print_config_option(command: _F) -> _F:
     """Add the option --print-config to a command."""
     return click.option(

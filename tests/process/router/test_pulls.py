@@ -190,6 +190,19 @@ def test_engines_that_cannot_pull_are_told_nothing(tokenizer: Path, more: dict[s
         assert FIELD not in fleet.ask(prompt)
 
 
+def test_what_one_engine_puts_into_a_pool_all_of_them_load(tokenizer: Path) -> None:
+    with ExitStack() as stack:
+        fleet = Fleet(stack, tokenizer, "--pool", "folder,members=a|b|c,chunk=1", pull=None)
+        prompt = text("pooled")
+        fleet.publishers["a"].publish(stored(prompt, medium="EXTERNAL"))
+
+        def is_loadable() -> bool:
+            found = fleet.explained(prompt)
+            return len(found) == len(OTHERS) and all(way.get("action") == "load" for way in found.values())
+
+        wait_until(is_loadable, "the others would load it")
+
+
 def test_a_source_that_is_gone_is_not_named(fleet: Fleet) -> None:
     prompt = fleet.hold("gone")
     fleet.wait_pullable(prompt)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kvatlas.errors import ConfigError
+from kvatlas.router.config import read_router_config, show_router_config
 from kvatlas.service.config import Config, Pool, read_config, show_config
 
 TEXT = (
@@ -41,6 +42,26 @@ def test_what_is_printed_makes_the_same_pools(tmp_path: Path) -> None:
     file = tmp_path / "k.toml"
     file.write_text(show_config(resolved))
     assert read_config({}, {"KVATLAS_CONFIG": str(file)}).config.pools == resolved.config.pools
+
+
+def test_a_router_that_follows_events_has_pools_too(tmp_path: Path) -> None:
+    file = tmp_path / "k.toml"
+    file.write_text(TABLE)
+    engine = {"engine": ["a=http://a:8000"]}
+    for resolved in (
+        read_router_config(engine | {"pool": [TEXT]}, {}),
+        read_router_config(engine, {"KVATLAS_POOLS": TEXT}),
+        read_router_config(engine, {"KVATLAS_CONFIG": str(file)}),
+    ):
+        assert resolved.config.pools == (POOL,)
+        assert "[[pool]]" in show_router_config(resolved)
+        told = resolved.config.router_for_native(None, {})["service"]["streams"]["pools"]
+        assert [pool["name"] for pool in told] == ["folder"]
+
+
+def test_a_router_that_asks_a_service_leaves_its_pools_to_it() -> None:
+    with pytest.raises(ConfigError, match=r"\[\[pool\]\] is for a router that follows events itself"):
+        read_router_config({"engine": ["a=http://a:8000"], "pool": [TEXT], "router.index": "http://index:9000"}, {})
 
 
 def test_what_the_native_service_is_told() -> None:

@@ -14,7 +14,7 @@ from kvatlas.router.config.placing import RouterSection
 from kvatlas.router.config.serving import RouterHttpConfig
 from kvatlas.service.config import Config, Engine, ResolvedConfig
 from kvatlas.service.config.kinds import FROM_0, shown
-from kvatlas.service.config.read import LISTS, SECRETS, EntryKind, Schema, read_as, show_config
+from kvatlas.service.config.read import LISTS, POOLS, SECRETS, EntryKind, Schema, read_as, show_config
 from kvatlas.service.config.schema import ROUTER_COMMAND, SECTIONS
 from kvatlas.service.config.section import Section, about
 from kvatlas.service.config.sources import PODS, POOL
@@ -66,6 +66,8 @@ class RouterConfig(Config):
                 "router.objectives are followed where the engines are: give a source k8s: or pool: (--discover), or "
                 "leave it out"
             )
+        if self.pools and not self.follows_events:
+            raise ConfigError(f"[[pool]] {_FOLLOWS}, or give it to the service at router.index")
         if not self.follows_events:
             for section in ("streams", "limits", "adopt", "relay"):
                 given, usual = getattr(self, section), SECTIONS[section]()
@@ -205,6 +207,7 @@ ROUTER_SECTIONS: dict[str, type[Section]] = {
 }
 ROUTER_LISTS: dict[str, tuple[str, str, EntryKind]] = {
     **LISTS,
+    **POOLS,
     "prefill": ("--prefill", "KVATLAS_PREFILL", _InRole("prefill")),
     "decode": ("--decode", "KVATLAS_DECODE", _InRole("decode")),
 }
@@ -217,7 +220,7 @@ ROUTER = Schema(
     RouterConfig,
     ROUTER_SECTIONS,
     ROUTER_LISTS,
-    {"engine": "engines", "prefill": "engines", "decode": "engines", "stream": "static_streams"},
+    {"engine": "engines", "prefill": "engines", "decode": "engines", "stream": "static_streams", "pool": "pools"},
     ROUTER_SECRETS,
 )
 """Declaration of all settings of `kvatlas router`."""
@@ -234,7 +237,7 @@ def read_router_config(
     It works like `kvatlas.service.read_config` for a service.
 
     Args:
-        flags: Texts of flags by the settings' paths; lists for "engine", "prefill", "decode" and "stream".
+        flags: Texts of flags by the settings' paths; lists for "engine", "prefill", "decode", "stream" and "pool".
         env: The environment variables; None for those of the process.
         file: The configuration file; None for the one that KVATLAS_CONFIG names, if any.
         usual: Texts of a command's defaults, by the settings' paths, which replace those of the settings.
