@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::changes::Changes;
 use crate::find::{Match, find};
 use crate::hash::prefix_hashes;
-use crate::loading::{LoadBook, Loadable, OffloadSettings, Outside, SavedPool, SharedPool};
+use crate::loading::{ListedChunk, LoadBook, Loadable, OffloadSettings, Outside, SavedPool, SharedPool};
 use crate::raw::Readers;
 use crate::runs::ReaderEntry;
 use crate::stats::{RankStats, Stats};
@@ -173,6 +173,14 @@ impl BlockIndex {
     pub fn keep_in_pool(&self, pool: &str, found: &HashSet<u64>, until: f64) -> usize {
         let missing = self.loading.read().missing_in_pool(pool, found, until);
         missing.chunks(TURN).map(|some| self.loading.write().take_missing(pool, some, until)).sum()
+    }
+
+    /// Adds chunks of a prompt, which a listing of a pool's store has, to the pool, unless they are there.
+    pub fn add_to_pool(&self, pool: &str, chunks: &[ListedChunk]) {
+        let missing = self.loading.read().missing_chunks(pool, chunks);
+        if !missing.is_empty() {
+            self.loading.write().add_chunks(pool, &missing);
+        }
     }
 
     /// Name of each pool, and the number of its blocks.

@@ -103,7 +103,7 @@ pub use copier::{CopyDone, CopyState, Dump, RankCopier};
 pub use find::{Match, OwnedMatch};
 pub use handle::{RankHandle, RankRef};
 pub use index::{BlockIndex, Config};
-pub use loading::{Loadable, Members, OffloadSettings, SavedPool, SavedPoolBlock, Segment, SharedPool};
+pub use loading::{ListedChunk, Loadable, Members, OffloadSettings, SavedPool, SavedPoolBlock, Segment, SharedPool};
 pub use stats::{RankStats, Stats};
 pub use types::{BlockHash, Error, Event, Tier, View};
 pub use writer::{Adoption, Roots};

@@ -347,6 +347,7 @@ fn folder(engines: &[Engine], chunk: usize) -> SharedPool {
         announces_removals: true,
         lifetime: None,
         room: None,
+        from_beginning: false,
     }
 }
 
@@ -404,6 +405,7 @@ fn a_pool_keeps_what_was_announced_last_and_what_a_look_finds() {
         announces_removals: false,
         lifetime: None,
         room,
+        from_beginning: false,
     };
     index.add_pool(pool.clone());
     let names = |prompt: &[u64]| prompt.iter().map(|name| BlockHash(*name)).collect::<Vec<_>>();

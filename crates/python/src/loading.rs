@@ -122,7 +122,7 @@ impl LoadableIndex {
         let room = room.map(|value| within(value, "room", 1..=u64::MAX)).transpose()?.and_then(NonZeroU64::new);
         let (name, tier, chunk, announces_removals) =
             (name.into(), tier.0, chunk.map(|chunk| chunk.0), announces_removals.0);
-        let pool = SharedPool { name, members, tier, chunk, announces_removals, lifetime, room };
+        let pool = SharedPool { name, members, tier, chunk, announces_removals, lifetime, room, from_beginning: false };
         py.detach(|| self.core.add_pool(pool));
         Ok(())
     }

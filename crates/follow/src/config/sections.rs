@@ -13,6 +13,8 @@ use kvatlas_stream::machine::MachineConfig;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
+use crate::lmcache::LmcacheConfig;
+
 /// Settings for following engines.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -225,6 +227,8 @@ pub struct PoolConfig {
     /// Time between two scans of the directory.
     #[serde(with = "kvatlas_settings::seconds")]
     pub look_every: Duration,
+    /// Settings of a pool that LMCache fills; `None` for other pools.
+    pub lmcache: Option<LmcacheConfig>,
 }
 
 fn beyond_the_device<'de, D: Deserializer<'de>>(from: D) -> Result<Tier, D::Error> {
@@ -235,11 +239,14 @@ fn beyond_the_device<'de, D: Deserializer<'de>>(from: D) -> Result<Tier, D::Erro
     }
 }
 
-impl From<&PoolConfig> for SharedPool {
-    fn from(config: &PoolConfig) -> Self {
-        let PoolConfig { name, members, chunk, tier, announces_removals, lifetime, room, .. } = config.clone();
+impl PoolConfig {
+    /// The pool as an index with blocks of `block_size` tokens has it.
+    fn shared(&self, block_size: u32) -> SharedPool {
+        let Self { name, members, chunk, tier, announces_removals, lifetime, room, lmcache, .. } = self.clone();
         let members = members.map_or(Members::All, Members::Named);
-        Self { name, members, tier, chunk, announces_removals, lifetime, room }
+        let chunk = lmcache.as_ref().map_or(chunk, |lmcache| lmcache.chunk(block_size));
+        let from_beginning = lmcache.is_some();
+        SharedPool { name, members, tier, chunk, announces_removals, lifetime, room, from_beginning }
     }
 }
 
@@ -267,6 +274,6 @@ impl LoadingConfig {
             Resets::Empty => Some(false),
         };
         index.set_usual_offloading(OffloadSettings { resets_keep, ..OffloadSettings::default() });
-        self.pools.iter().for_each(|pool| index.add_pool(pool.into()));
+        self.pools.iter().for_each(|pool| index.add_pool(pool.shared(index.config().block_size)));
     }
 }

@@ -20,7 +20,7 @@ use super::members::{Members, Reservations};
 use super::prompt_queue::PromptQueue;
 use super::saved::KeyedPool;
 use super::stream::Stream;
-use crate::config::LoadingConfig;
+use crate::config::{LoadingConfig, PoolConfig};
 use crate::error::Error;
 
 /// Maximum number of repetitions of a look-up during which a stream lost its trust. During the last one, trust cannot
@@ -114,6 +114,11 @@ impl Keyspace {
 
     pub(crate) fn prompt_queue(&self) -> &Arc<PromptQueue<Self>> {
         &self.prompt_queue
+    }
+
+    /// Settings of the pools that the model's engines may load from.
+    pub(crate) fn pool_settings(&self) -> &[PoolConfig] {
+        &self.loading.pools
     }
 
     /// True if an engine may have been proved to hold blocks whose contents are unknown.

@@ -246,8 +246,8 @@ impl PromptFacts {
         }
     }
 
-    /// Returns the prompt with its blocks. `tokens` is called only if an index learns from the tokens, or the index's
-    /// block hashes are keyed.
+    /// Returns the prompt with its blocks. `tokens` is called only if an index learns from the tokens, if its
+    /// block hashes are keyed, or if it has pools that LMCache fills.
     pub(super) fn with_blocks<'t>(
         mut self,
         model: Option<&str>,
@@ -257,6 +257,9 @@ impl PromptFacts {
     ) -> Self {
         let salt = self.salts.main();
         self.hashes = self.block_names(salt, hashes, &tokens);
+        if let Some(keyspace) = self.keyspace.as_ref().filter(|keyspace| keyspace.has_listed_pools()) {
+            keyspace.describe_to_pools(tokens(), &self.hashes, self.adapter.as_deref(), salt);
+        }
         // What is announced of blocks under such a key is not told from others.
         if self.salts.is_own {
             return self;

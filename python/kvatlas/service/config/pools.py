@@ -7,14 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from kvatlas._http import checked_url
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.engines import Entry, Name, entry_field, parse_fields
-from kvatlas.service.config.kinds import Choice, Directory, Integer, Names, Number, Switch, shown
+from kvatlas.service.config.kinds import Choice, Directory, Integer, Names, Number, Switch, Text, shown
 
 _WANTED = (
     "a pool is NAME[,members=WORKER|WORKER...][,chunk=BLOCKS][,tier=cpu|disk|external][,announces_removals=true]"
-    "[,lifetime=SECONDS][,budget=BYTES,chunk_bytes=BYTES][,directory=PATH][,look_every=SECONDS]"
+    "[,lifetime=SECONDS][,budget=BYTES,chunk_bytes=BYTES][,directory=PATH][,look_every=SECONDS][,lmcache=URL]"
+    "[,lmcache_model=NAME][,lmcache_instance=ID][,lmcache_ranks=N][,lmcache_chunk=TOKENS][,lmcache_hash=ALGORITHM]"
+    "[,lmcache_seed=SEED]"
 )
+
+_HASHES = ("blake3", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,16 @@ class Pool(Entry):
         chunk_bytes: Bytes of a chunk, such as the size of its file; needed for `budget`.
         directory: A directory with a file for each chunk, as vLLM's `fs` tier has it: what was deleted there counts no
             more.
-        look_every: Seconds between two looks at the directory.
+        look_every: Seconds between two looks at the directory, or two listings of LMCache's; 30 and 5 if not given.
+        lmcache: URL of LMCache's coordinator, which lists what is in the pool.
+        lmcache_model: The model's name in LMCache's keys; the name that engines serve it under if not given.
+        lmcache_instance: The LMCache server of the members, whose own memory and disks belong to the pool, besides what
+            all servers share; only the latter if not given.
+        lmcache_ranks: Ranks of an engine (tensor times pipeline parallelism) that each have a part of a chunk; what the
+            listing shows if not given.
+        lmcache_chunk: Tokens in a chunk of LMCache's.
+        lmcache_hash: Algorithm of LMCache's chunk hashes.
+        lmcache_seed: Seed of chunk hashes by one of vLLM's algorithms (`PYTHONHASHSEED`).
     """
 
     name: str = field(metadata={"kind": Name()})
@@ -45,7 +59,14 @@ class Pool(Entry):
     budget: int | None = entry_field(Integer(1, 1 << 60))
     chunk_bytes: int | None = entry_field(Integer(1, 1 << 40))
     directory: Path | None = field(default=None, metadata={"kind": Directory(), "routing": False})
-    look_every: float = entry_field(Number(0.01, 1e6), 30.0)
+    look_every: float | None = entry_field(Number(0.01, 1e6))
+    lmcache: str | None = entry_field(Text())
+    lmcache_model: str | None = entry_field(Text())
+    lmcache_instance: str | None = entry_field(Text())
+    lmcache_ranks: int | None = entry_field(Integer(1, 128))
+    lmcache_chunk: int = entry_field(Integer(1, 1 << 20), 256)
+    lmcache_hash: str = entry_field(Choice(*_HASHES), "blake3")
+    lmcache_seed: str | None = entry_field(Text())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +74,31 @@ class Pool(Entry):
             raise ConfigError(f"{self._called()}: budget and chunk_bytes belong together: set both, or none")
         if self.budget is not None and self.chunk_bytes is not None and self.budget < self.chunk_bytes:
             raise ConfigError(f"{self._called()}: budget is less than a chunk, {self.chunk_bytes:,} bytes")
+        self._check_lmcache()
+
+    def _check_lmcache(self) -> None:
+        if self.lmcache is None:
+            for name in _ABOUT_LMCACHE:
+                if getattr(self, name) != _DEFAULTS[name]:
+                    raise ConfigError(f"{self._called()}: {name} is for pools that LMCache fills: set lmcache, too")
+            return
+        try:
+            object.__setattr__(self, "lmcache", checked_url(self.lmcache))
+        except ValueError as error:
+            raise ConfigError(
+                f"{self._called()}: lmcache must be http://HOST:PORT, got {self.lmcache}: {error}"
+            ) from None
+        for name in ("chunk", "lifetime", "budget", "directory"):
+            if getattr(self, name) is not None:
+                instead = "lmcache_chunk" if name == "chunk" else "nothing: LMCache lists what is there"
+                raise ConfigError(f"{self._called()}: {name} is for pools without lmcache; set {instead}")
+        if self.lmcache_seed is not None and self.lmcache_hash == "blake3":
+            raise ConfigError(f"{self._called()}: lmcache_seed is for vLLM's algorithms, and lmcache_hash is blake3")
+
+    @property
+    def seconds_between_looks(self) -> float:
+        """Seconds between two looks at the directory, or two listings."""
+        return self.look_every or (30.0 if self.lmcache is None else 5.0)
 
     def _called(self) -> str:
         return f"pool {shown(self.name)}"
@@ -70,11 +116,19 @@ class Pool(Entry):
         """The pool as the native service takes it."""
         about_it = dataclasses.asdict(self)
         budget, chunk_bytes = about_it.pop("budget"), about_it.pop("chunk_bytes")
+        lmcache = {name.removeprefix("lmcache_"): about_it.pop(name) for name in _ABOUT_LMCACHE}
+        lmcache["chunk_tokens"] = lmcache.pop("chunk")
         return about_it | {
+            "look_every": self.seconds_between_looks,
+            "lmcache": None if self.lmcache is None else lmcache,
             "members": None if self.members is None else list(self.members),
             "room": None if budget is None else budget // chunk_bytes * (self.chunk or 1),
             "directory": None if self.directory is None else str(self.directory),
         }
+
+
+_DEFAULTS = {each.name: each.default for each in dataclasses.fields(Pool)}
+_ABOUT_LMCACHE = tuple(name for name in _DEFAULTS if name.startswith("lmcache_"))
 
 
 def check_pools(pools: tuple[Pool, ...]) -> None:
