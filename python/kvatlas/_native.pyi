@@ -1400,6 +1400,40 @@ class RouterServer:
         Args:
             why: The reason why there is no snapshot; None without a reason.
         """
+    def begin_listing(self, pool: str) -> None:
+        """Begins a listing of what is in a pool that LMCache fills, before its first page is asked for.
+
+        Args:
+            pool: The pool's name.
+
+        Raises:
+            ServiceError: LMCache fills no pool of this name.
+        """
+    def add_listing_page(self, pool: str, offset: int, limit: int, page: bytes) -> int | None:
+        """Takes in a page of a listing.
+
+        Args:
+            pool: The pool's name.
+            offset: Position of the page's first key.
+            limit: Keys that were asked for.
+            page: The coordinator's answer.
+
+        Returns:
+            int or None: Position of the next page; None if this was the last one.
+
+        Raises:
+            ServiceError: The page cannot be used, or there is no such pool or listing.
+        """
+    def fail_listing(self, pool: str, why: str) -> None:
+        """Ends a listing that cannot be completed.
+
+        Args:
+            pool: The pool's name.
+            why: The error that prevented it.
+
+        Raises:
+            ServiceError: LMCache fills no pool of this name.
+        """
     def ready(self) -> str | None:
         """Returns the reasons why the router is not ready yet.
 
@@ -1624,6 +1658,40 @@ class Service:
 
         Args:
             why: The reason why there is no snapshot; None without a reason.
+        """
+    def begin_listing(self, pool: str) -> None:
+        """Begins a listing of what is in a pool that LMCache fills, before its first page is asked for.
+
+        Args:
+            pool: The pool's name.
+
+        Raises:
+            ServiceError: LMCache fills no pool of this name.
+        """
+    def add_listing_page(self, pool: str, offset: int, limit: int, page: bytes) -> int | None:
+        """Takes in a page of a listing.
+
+        Args:
+            pool: The pool's name.
+            offset: Position of the page's first key.
+            limit: Keys that were asked for.
+            page: The coordinator's answer.
+
+        Returns:
+            int or None: Position of the next page; None if this was the last one.
+
+        Raises:
+            ServiceError: The page cannot be used, or there is no such pool or listing.
+        """
+    def fail_listing(self, pool: str, why: str) -> None:
+        """Ends a listing that cannot be completed.
+
+        Args:
+            pool: The pool's name.
+            why: The error that prevented it.
+
+        Raises:
+            ServiceError: LMCache fills no pool of this name.
         """
     def site_digests(self, site: str, whole: Iterable[tuple[str, str]] = ()) -> list[tuple[str, str, int, bytes]]:
         """Makes a digest of the changes in each keyspace since the last call, for the index above many sites.

@@ -22,6 +22,7 @@ use crate::fleet::{EngineReport, Fleet, RegistrationOutcome};
 use crate::log;
 use crate::metrics;
 use crate::pool_files;
+use crate::pool_listings;
 use crate::pool_store::PoolStore;
 use crate::register;
 use crate::relay::Relay;
@@ -306,6 +307,31 @@ impl Follower {
             tracing::error!(why, "the snapshot of another service cannot be used; the streams begin without it");
         }
         snapshots.loaded(&*self.fleet);
+    }
+
+    /// Begins a listing of the chunks of a pool that LMCache fills, before its first page is asked for.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if LMCache fills no pool of this name.
+    pub fn begin_listing(&self, pool: &str) -> Result<(), Error> {
+        pool_listings::begin(&self.fleet, pool)
+    }
+
+    /// Takes in a page of a listing: the coordinator's answer for up to `limit` keys from `offset` on. Returns the position
+    /// of the next page; `None` if this was the last one, and the listing counts from now on.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if there is no such pool or listing, [`Error::Invalid`] if the page cannot be used.
+    pub fn add_listing_page(&self, pool: &str, offset: u64, limit: u64, page: &[u8]) -> Result<Option<u64>, Error> {
+        pool_listings::add_page(&self.fleet, pool, (offset, limit), page)
+    }
+
+    /// Ends a listing that cannot be completed. `why`: the error that prevented it.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if LMCache fills no pool of this name.
+    pub fn fail_listing(&self, pool: &str, why: &str) -> Result<(), Error> {
+        pool_listings::fail(&self.fleet, pool, why)
     }
 
     /// Returns digests of each keyspace for the service above the sites: the changes since the last call, or complete

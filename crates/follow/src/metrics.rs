@@ -17,6 +17,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::fleet::{EngineState, Fleet};
+use crate::lmcache::LeftOut;
 use crate::pool_store::{PoolStore, StoreCounts};
 use crate::report::VERSION;
 use crate::sites::{Top, Tops, state_name};
@@ -275,7 +276,8 @@ impl Scrape {
                 gauge_of(&mut family, &of, blocks as i64)?;
             }
         }
-        let help = "Blocks of pools that were gone when their directory or the keys of their store were looked at, or as their store announced";
+        self.listings(encoder)?;
+        let help = "Blocks of pools that were gone when their directory, the keys of their store or their coordinator's list were looked at, or as their store announced";
         let mut family = describe(encoder, "pool_gone_blocks", help, MetricType::Counter)?;
         for (_, keyspace) in &all {
             let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
@@ -332,6 +334,43 @@ impl Scrape {
             let mut family = describe(encoder, name, help, MetricType::Counter)?;
             for store in &self.stores {
                 count_of(&mut family, &[("pool", store.name())], read(&store.counts).load(Relaxed))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Metrics of pools that LMCache fills.
+    fn listings(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let pools = self.fleet.pools().iter();
+        let all: Vec<_> = pools.filter_map(|pool| Some((&*pool.name, &*pool.lmcache.as_ref()?.listed))).collect();
+        let help = "Listings of pools that LMCache fills, by result";
+        let mut family = describe(encoder, "pool_listings", help, MetricType::Counter)?;
+        for (pool, listed) in &all {
+            for (result, count) in [("complete", &listed.completed), ("failed", &listed.failed)] {
+                count_of(&mut family, &[("pool", *pool), ("result", result)], count.load(Relaxed))?;
+            }
+        }
+        let help = "Prompts of which LMCache's chunks are not looked up, as its keys do not tell their adapters apart";
+        let mut family = describe(encoder, "pool_adapter_prompts", help, MetricType::Counter)?;
+        for (pool, listed) in &all {
+            count_of(&mut family, &[("pool", *pool)], listed.adapters.load(Relaxed))?;
+        }
+        let last: Vec<_> = all.iter().filter_map(|(pool, listed)| Some((*pool, listed.last()?))).collect();
+        let help = "Chunks in the last complete listing of a pool that LMCache fills";
+        let mut family = describe(encoder, "pool_listed_chunks", help, MetricType::Gauge)?;
+        for (pool, (chunks, ..)) in &last {
+            gauge_of(&mut family, &[("pool", *pool)], *chunks as i64)?;
+        }
+        let help = "Seconds since the last complete listing of a pool that LMCache fills began";
+        let mut family = describe(encoder, "pool_listing_age_seconds", help, MetricType::Gauge)?;
+        for (pool, (_, age, _)) in &last {
+            gauge_of(&mut family, &[("pool", *pool)], *age)?;
+        }
+        let help = "Keys in the last complete listing of a pool that do not count, by reason";
+        let mut family = describe(encoder, "pool_left_out_keys", help, MetricType::Gauge)?;
+        for (pool, (.., left_out)) in &last {
+            for (why, count) in LeftOut::ALL.iter().zip(left_out) {
+                gauge_of(&mut family, &[("pool", *pool), ("reason", why.name())], *count as i64)?;
             }
         }
         Ok(())

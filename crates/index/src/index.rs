@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::changes::Changes;
 use crate::find::{Match, find};
 use crate::hash::prefix_hashes;
-use crate::loading::{LoadBook, Loadable, NamedBlocks, OffloadSettings, Outside, SavedPool, SharedPool};
+use crate::loading::{ListedChunk, LoadBook, Loadable, NamedBlocks, OffloadSettings, Outside, SavedPool, SharedPool};
 use crate::raw::Readers;
 use crate::runs::ReaderEntry;
 use crate::stats::{RankStats, Stats};
@@ -218,6 +218,14 @@ impl BlockIndex {
         let loading = self.loading.read();
         let sizes = loading.pool_sizes().into_iter().zip(loading.unmeant_sizes());
         sizes.map(|((pool, _), unmeant)| (pool, unmeant)).collect()
+    }
+
+    /// Adds chunks of a prompt, which a listing of a pool's store has, to the pool, unless they are there.
+    pub fn add_to_pool(&self, pool: &str, chunks: &[ListedChunk]) {
+        let missing = self.loading.read().missing_chunks(pool, chunks);
+        if !missing.is_empty() {
+            self.loading.write().add_chunks(pool, &missing);
+        }
     }
 
     /// Name of each pool, and the number of its blocks.

@@ -105,7 +105,8 @@ pub use find::{Match, OwnedMatch};
 pub use handle::{RankHandle, RankRef};
 pub use index::{BlockIndex, Config};
 pub use loading::{
-    EvictionOrder, Loadable, Members, NamedBlocks, OffloadSettings, SavedPool, SavedPoolBlock, Segment, SharedPool,
+    EvictionOrder, ListedChunk, Loadable, Members, NamedBlocks, OffloadSettings, SavedPool, SavedPoolBlock, Segment,
+    SharedPool,
 };
 pub use stats::{RankStats, Stats};
 pub use types::{BlockHash, Error, Event, Tier, View};

@@ -351,6 +351,7 @@ fn folder(engines: &[Engine], chunk: usize) -> SharedPool {
         room: None,
         evicts: EvictionOrder::Announced,
         follows_store: false,
+        from_beginning: false,
     }
 }
 
@@ -410,6 +411,7 @@ fn a_pool_keeps_what_was_announced_last_and_what_a_look_finds() {
         room,
         evicts: EvictionOrder::Announced,
         follows_store: false,
+        from_beginning: false,
     };
     index.add_pool(pool.clone());
     let names = |prompt: &[u64]| prompt.iter().map(|name| BlockHash(*name)).collect::<Vec<_>>();

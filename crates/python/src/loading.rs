@@ -146,7 +146,18 @@ impl LoadableIndex {
         let (name, tier, chunk, announces_removals) =
             (name.into(), tier.0, chunk.map(|chunk| chunk.0), announces_removals.0);
         let (evicts, follows_store) = (evicts.0, follows_store.0);
-        let pool = SharedPool { name, members, tier, chunk, announces_removals, lifetime, room, evicts, follows_store };
+        let pool = SharedPool {
+            name,
+            members,
+            tier,
+            chunk,
+            announces_removals,
+            lifetime,
+            room,
+            evicts,
+            follows_store,
+            from_beginning: false,
+        };
         py.detach(|| self.core.add_pool(pool));
         Ok(())
     }

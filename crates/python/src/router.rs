@@ -408,6 +408,56 @@ impl RouterServer {
         Ok(())
     }
 
+    /// Begins a listing of what is in a pool that LMCache fills, before its first page is asked for.
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///
+    /// Raises:
+    ///     ServiceError: LMCache fills no pool of this name.
+    fn begin_listing(&self, py: Python<'_>, pool: &str) -> PyResult<()> {
+        let service = self.service()?;
+        py.detach(|| service.begin_listing(pool)).map_err(|error| errors::service(&error))
+    }
+
+    /// Takes in a page of a listing.
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///     offset: Position of the page's first key.
+    ///     limit: Keys that were asked for.
+    ///     page: The coordinator's answer.
+    ///
+    /// Returns:
+    ///     int or None: Position of the next page; None if this was the last one.
+    ///
+    /// Raises:
+    ///     ServiceError: The page cannot be used, or there is no such pool or listing.
+    fn add_listing_page(
+        &self,
+        py: Python<'_>,
+        pool: &str,
+        offset: u64,
+        limit: u64,
+        page: &[u8],
+    ) -> PyResult<Option<u64>> {
+        let service = self.service()?;
+        py.detach(|| service.add_listing_page(pool, offset, limit, page)).map_err(|error| errors::service(&error))
+    }
+
+    /// Ends a listing that cannot be completed.
+    ///
+    /// Args:
+    ///     pool: The pool's name.
+    ///     why: The error that prevented it.
+    ///
+    /// Raises:
+    ///     ServiceError: LMCache fills no pool of this name.
+    fn fail_listing(&self, py: Python<'_>, pool: &str, why: &str) -> PyResult<()> {
+        let service = self.service()?;
+        py.detach(|| service.fail_listing(pool, why)).map_err(|error| errors::service(&error))
+    }
+
     /// Returns the reasons why the router is not ready yet.
     ///
     /// Returns:

@@ -24,6 +24,7 @@ pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<A
         let ModelPlace { keyspace, adapter } = find(app, &mut asked)?;
         let scope = &asked.scope;
         let block_size = u64::from(keyspace.block_size);
+        describe(&keyspace, &asked, scratch);
         let content = asked.content(0, keyspace.block_size, keyspace.identity(), scratch);
         let cap = asked.cap(0, keyspace.block_size);
         let wants_tokens = wants_tokens(&keyspace, &asked);
@@ -67,6 +68,7 @@ pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
         let found = find(app, &mut asked)?;
         let keyspace = &found.keyspace;
         let wants_tokens = wants_tokens(keyspace, &asked);
+        describe(keyspace, &asked, scratch);
         let mut matched = 0;
         let mut answer = keyspace.steady(|untrusted| {
             matched = 0;
@@ -139,6 +141,19 @@ fn answers(
 /// before the service started). Also counts the queries without tokens.
 fn wants_tokens(keyspace: &Keyspace, asked: &Queries<'_>) -> bool {
     (0..asked.hashed()).fold(false, |_, _| keyspace.note_hash_query())
+}
+
+/// Tells the pools that LMCache fills which of the prompts' chunks they have, by the prompts' tokens.
+fn describe(keyspace: &Keyspace, asked: &Queries<'_>, scratch: &mut Scratch) {
+    if !keyspace.has_listed_pools() {
+        return;
+    }
+    for at in (0..asked.len()).filter(|at| asked.has_tokens(*at)) {
+        let content = asked.content(at, keyspace.block_size, keyspace.identity(), scratch).to_vec();
+        if let Some((tokens, adapter, salt)) = asked.tokens(at, scratch) {
+            keyspace.describe_to_pools(tokens, &content, adapter, salt);
+        }
+    }
 }
 
 /// Queues the prompts of a query for a background thread, since their tokens may identify blocks that engines announced

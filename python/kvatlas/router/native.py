@@ -105,6 +105,15 @@ class EngineRegistry:
     def no_snapshot(self, why: str | None = None, /) -> None:
         return None
 
+    def begin_listing(self, pool: str, /) -> None:
+        return None
+
+    def add_listing_page(self, pool: str, offset: int, limit: int, page: bytes, /) -> int | None:
+        return None
+
+    def fail_listing(self, pool: str, why: str, /) -> None:
+        return None
+
     def change(self, settings: str, /) -> None:
         self._native.change(settings)
 

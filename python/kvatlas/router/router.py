@@ -97,6 +97,7 @@ class Router(ServerHandle[native.NativeRouter]):
         try:
             if config.follows_events:
                 self._fetch_snapshot(config.upstream.ca)
+                self._read_listings()
                 for stream in config.static_streams:
                     stream.check(model=config.model, block_size=config.block_size)
                     self._native.register(registration_of(stream, config))

@@ -23,6 +23,7 @@ from kvatlas.service import native
 from kvatlas.service.config import Config, Engine, Stream
 from kvatlas.service.config.section import keys_of
 from kvatlas.service.discovery.watch import HOLD, Discovery
+from kvatlas.service.listings import ListingReader
 from kvatlas.service.peer import SnapshotFetcher
 
 logger = logging.getLogger("kvatlas.service")
@@ -47,6 +48,7 @@ class ServerHandle(Generic[N]):
         self._lock = threading.Lock()
         self._thread: DiscoveryThread | None = None
         self._fetching: SnapshotFetcher | None = None
+        self._listing: ListingReader | None = None
 
     @property
     def url(self) -> str:
@@ -206,7 +208,14 @@ class ServerHandle(Generic[N]):
             context = tls_context(own, None if authorities is None else str(authorities))
         self._fetching = SnapshotFetcher(self._config.snapshot, self._native, self.address, context)
 
+    def _read_listings(self) -> None:
+        """Start to read what coordinators list of pools."""
+        self._listing = ListingReader(self._config.pools, self._native)
+
     def _stop_discovery(self) -> None:
+        listing, self._listing = self._listing, None
+        if listing is not None:
+            listing.stop()
         fetching, self._fetching = self._fetching, None
         if fetching is not None:
             fetching.stop()

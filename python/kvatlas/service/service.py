@@ -71,6 +71,7 @@ class Service(ServerHandle[native.NativeService]):
         try:
             self._fetch_snapshot()
             self._push_digests()
+            self._read_listings()
             # Here and not only by discovery, so that what cannot be registered is an error now.
             for stream in config.static_streams:
                 self._register(stream)

@@ -81,6 +81,7 @@ def test_what_the_native_service_is_told() -> None:
         "events": None,
         "key_prefix": None,
         "objects": None,
+        "lmcache": None,
     }
     assert [told[1][name] for name in ("lifetime", "room", "directory", "look_every")] == [None, None, None, 30.0]
 
@@ -93,6 +94,22 @@ def test_a_store_that_is_asked() -> None:
     assert [told[name] for name in names] == ["http://m:9003", "tcp://m:5560", "p@m", 2, True]
     assert Pool("store", mooncake="http://m:9003", tier="external").tier == "external"
     assert Pool("folder").tier == "external"
+
+
+def test_what_the_native_service_is_told_of_lmcache() -> None:
+    text = "cache,members=a,lmcache=http://host:9300/,lmcache_ranks=4,lmcache_model=org/m,lmcache_instance=one"
+    (pool,) = read_config({"pool": [text]}, {}).config.pools
+    told = pool.for_native()
+    assert told["look_every"] == 5.0
+    assert told["lmcache"] == {
+        "model": "org/m",
+        "instance": "one",
+        "ranks": 4,
+        "chunk_tokens": 256,
+        "hash": "blake3",
+        "seed": None,
+    }
+    assert pool.lmcache == "http://host:9300"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +134,15 @@ def test_a_store_that_is_asked() -> None:
         (["store,mooncake=http://m:9003,directory=/kv"], "set directory or mooncake"),
         (["store,mooncake=http://m:9003,events=m:5560"], "events must be tcp://HOST:PORT"),
         (["store,mooncake=http://m:9003,objects=0"], "objects must be"),
+        (
+            ["cache,lmcache=host:9300"],
+            "lmcache must be http://HOST:PORT, got host:9300: .* did you mean http://host:9300",
+        ),
+        (["cache,lmcache_ranks=2"], "lmcache_ranks is for pools that LMCache fills: set lmcache, too"),
+        (["cache,lmcache=http://host,chunk=16"], "chunk is for pools without lmcache; set lmcache_chunk"),
+        (["cache,lmcache=http://host,lifetime=9"], "lifetime is for pools without lmcache; set nothing"),
+        (["cache,lmcache=http://host,lmcache_seed=0"], "lmcache_seed is for vLLM's algorithms"),
+        (["cache,lmcache=http://host,lmcache_hash=md5"], "lmcache_hash must be"),
         (["folder", "folder,tier=cpu"], 'two pools are named "folder"'),
         (["folder", "store,members=a"], "are both the tier external of some workers"),
     ],

@@ -13,6 +13,8 @@ use kvatlas_stream::machine::MachineConfig;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
+use crate::lmcache::LmcacheConfig;
+
 use crate::endpoint::Endpoint;
 
 /// Settings for reading engines' event streams.
@@ -253,6 +255,8 @@ pub struct PoolConfig {
     /// Time between two scans of the pool's directory for removed files, or between two lists of the store's keys.
     #[serde(with = "kvatlas_settings::seconds")]
     pub look_every: Duration,
+    /// Settings of a pool that LMCache fills; `None` for other pools.
+    pub lmcache: Option<LmcacheConfig>,
 }
 
 fn endpoint<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Endpoint>, D::Error> {
@@ -268,13 +272,27 @@ fn beyond_the_device<'de, D: Deserializer<'de>>(from: D) -> Result<Tier, D::Erro
     }
 }
 
-impl From<&PoolConfig> for SharedPool {
-    fn from(config: &PoolConfig) -> Self {
-        let PoolConfig { name, members, chunk, tier, announces_removals, lifetime, room, evicts_used, .. } =
-            config.clone();
+impl PoolConfig {
+    /// The pool as an index with blocks of `block_size` tokens has it.
+    pub(crate) fn shared(&self, block_size: u32) -> SharedPool {
+        let Self { name, members, chunk, tier, announces_removals, lifetime, room, evicts_used, lmcache, .. } =
+            self.clone();
         let evicts = if evicts_used { EvictionOrder::Used } else { EvictionOrder::Announced };
         let members = members.map_or(Members::All, Members::Named);
-        Self { name, members, tier, chunk, announces_removals, lifetime, room, evicts, follows_store: false }
+        let chunk = lmcache.as_ref().map_or(chunk, |lmcache| lmcache.chunk(block_size));
+        let from_beginning = lmcache.is_some();
+        SharedPool {
+            name,
+            members,
+            tier,
+            chunk,
+            announces_removals,
+            lifetime,
+            room,
+            evicts,
+            follows_store: false,
+            from_beginning,
+        }
     }
 }
 
@@ -302,6 +320,6 @@ impl LoadingConfig {
             Resets::Empty => Some(false),
         };
         index.set_usual_offloading(OffloadSettings { resets_keep, ..OffloadSettings::default() });
-        self.pools.iter().for_each(|pool| index.add_pool(pool.into()));
+        self.pools.iter().for_each(|pool| index.add_pool(pool.shared(index.config().block_size)));
     }
 }

@@ -23,6 +23,7 @@ pub use self::engines::{Blockers, EngineReport, EngineState, EngineView};
 pub use self::names::ModelPlace;
 use self::registry::Registry;
 pub use self::registry::{RegistrationOutcome, WorkerView};
+use crate::config::PoolConfig;
 use crate::context::StreamContext;
 use crate::error::Error;
 use crate::log::panic_text;
@@ -81,6 +82,11 @@ impl Fleet {
     #[must_use]
     pub fn keyspaces(&self) -> Vec<Arc<Keyspace>> {
         self.registry.keyspaces()
+    }
+
+    /// Settings of all pools.
+    pub(crate) fn pools(&self) -> &[PoolConfig] {
+        self.registry.pools()
     }
 
     /// True if indexes identify blocks by hashes under a secret key that no other process has.

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::names::Names;
+use crate::config::PoolConfig;
 use crate::context::StreamContext;
 use crate::error::Error;
 use crate::relay::Relay;
@@ -142,6 +143,10 @@ impl Registry {
             streams: worker.keyspace.streams_of(name),
         };
         self.workers.lock().iter().map(view).collect()
+    }
+
+    pub(super) fn pools(&self) -> &[PoolConfig] {
+        &self.context.config.pools
     }
 
     pub(super) fn probe_interval(&self) -> Duration {

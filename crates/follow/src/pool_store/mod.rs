@@ -241,7 +241,7 @@ impl PoolStore {
         let (follows, is_whole) = (state.follows, state.is_whole);
         keyspace.change(|index| {
             if follows {
-                let pool = SharedPool::from(&self.pool);
+                let pool = self.pool.shared(index.config().block_size);
                 index.add_pool(SharedPool { follows_store: true, announces_removals: true, ..pool });
             }
             index.set_pool_whole(&self.pool.name, is_whole || !follows);

@@ -20,7 +20,7 @@ use super::members::{Members, Reservations};
 use super::prompt_queue::PromptQueue;
 use super::saved::KeyedPool;
 use super::stream::Stream;
-use crate::config::LoadingConfig;
+use crate::config::{LoadingConfig, PoolConfig};
 use crate::error::Error;
 
 /// Maximum number of times that a look-up is made because a stream lost trust during the look-up before. During the
@@ -120,6 +120,11 @@ impl Keyspace {
 
     pub(crate) fn prompt_queue(&self) -> &Arc<PromptQueue<Self>> {
         &self.prompt_queue
+    }
+
+    /// Settings of the pools that the model's engines may load from.
+    pub(crate) fn pool_settings(&self) -> &[PoolConfig] {
+        &self.loading.pools
     }
 
     /// True if any engine may have been proved to hold blocks whose contents are unknown.

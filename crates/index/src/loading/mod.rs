@@ -98,6 +98,22 @@ pub struct SharedPool {
     /// True if the store itself says which blocks it holds ([`name_in_pool`](crate::BlockIndex::name_in_pool)): events
     /// of members then only tell the contents of these blocks.
     pub follows_store: bool,
+    /// True if engines load from the pool only what continues, without a gap from the prompt's beginning, what they find
+    /// beyond their devices. Otherwise they continue where their devices end.
+    pub from_beginning: bool,
+}
+
+/// Chunk of a prompt that a pool has, according to a listing of its store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListedChunk {
+    /// Block hash of the chunk's last block.
+    pub name: u64,
+    /// Block hash of the block before; None at the beginning of a prompt.
+    pub parent: Option<u64>,
+    /// Content hash of the chunk's last block.
+    pub content: u64,
+    /// Prefix hash of the chunk's last block.
+    pub prefix: u64,
 }
 
 /// Blocks of one pool, as saved in a snapshot.
@@ -126,6 +142,35 @@ pub struct SavedPoolBlock {
 }
 
 impl LoadBook {
+    /// Chunks of `chunks` that a pool does not have yet; none if the pool does not exist.
+    pub(crate) fn missing_chunks(&self, pool: &str, chunks: &[ListedChunk]) -> Vec<ListedChunk> {
+        let Some(it) = self.pools.iter().find(|it| *it.name == *pool) else { return Vec::new() };
+        let has = |chunk: &ListedChunk| {
+            let known = it.names.get(chunk.name);
+            known.is_some_and(|known| known.prefix == Some(chunk.prefix) && it.seen.get(&chunk.name).is_some())
+        };
+        chunks.iter().filter(|chunk| !has(chunk)).copied().collect()
+    }
+
+    /// Adds chunks to a pool, whose prefix hashes are known.
+    pub(crate) fn add_chunks(&mut self, pool: &str, chunks: &[ListedChunk]) {
+        let Some(number) = self.pools.iter().position(|it| *it.name == *pool) else { return };
+        let part = Part::Pool(number as u32);
+        let (it, now) = (&mut self.pools[number], self.outside.time());
+        let tier = only(it.pool.tier);
+        let (mut moved, mut named) = (Vec::new(), Vec::new());
+        for chunk in chunks {
+            moved.extend(it.names.set(chunk.name, (chunk.parent, chunk.content), tier));
+            it.names.put(chunk.name, Some(chunk.prefix), &mut named);
+            it.seen.insert(chunk.name, now);
+        }
+        let names: Vec<_> = chunks.iter().map(|chunk| chunk.name).collect();
+        it.note_announced(&names);
+        moved.into_iter().for_each(|(name, parent)| self.stop_waiting(part, name, parent));
+        self.settle(named.into_iter().map(|name| (part, name)).collect());
+        self.keep_to_room(number as u32);
+    }
+
     /// Copies all pools that contain blocks, for a snapshot.
     pub(crate) fn saved_pools(&self) -> Vec<SavedPool> {
         let now = self.outside.time();

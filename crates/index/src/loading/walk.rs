@@ -108,7 +108,8 @@ impl LoadBook {
             if !found.iter().any(|it| *it.worker == **worker) {
                 let mut walk = Walk { prefixes, segments: Vec::new(), at: 0 };
                 let pools = || self.pools.iter().filter(|it| it.pool.members.has(worker));
-                while pools().any(|pool| self.step_in_pool(&mut walk, pool)) {}
+                let reach = self.reach(prefixes, None, pools());
+                while pools().any(|pool| self.step_in_pool(&mut walk, pool, reach)) {}
                 let segments = walk.segments;
                 let worker = Arc::from(&**worker);
                 found.push(Loadable { worker, rank: 0, device: 0, host: 0, may_hold_more: false, segments });
@@ -125,8 +126,9 @@ impl LoadBook {
             walk.take(Segment { start, end, tier, pool: None, is_certain: true, age: None });
         }
         let pools = || it.pools.iter().map(|&pool| &self.pools[pool as usize]);
+        let reach = self.reach(prefixes, Some(it), pools());
         while OWN.iter().any(|&tier| step_in_tier(&mut walk, it, tier))
-            || pools().any(|pool| self.step_in_pool(&mut walk, pool))
+            || pools().any(|pool| self.step_in_pool(&mut walk, pool, reach))
         {}
         let mut host = Walk { prefixes, segments: Vec::new(), at: 0 };
         while step_in_tier(&mut host, it, Tier::Cpu) {}
@@ -140,9 +142,32 @@ impl LoadBook {
         }
     }
 
-    /// Extends a walk by the prompt's next chunk, if a pool has it; returns true if so.
-    fn step_in_pool(&self, walk: &mut Walk<'_>, it: &PoolPart) -> bool {
+    /// Number of a prompt's leading blocks that a rank has on its own tiers beyond the device, or in pools whose chunks
+    /// are only loaded from the beginning of a prompt on. 0 without such pools.
+    fn reach<'p>(
+        &self,
+        prefixes: &[u64],
+        own: Option<&RankPart>,
+        pools: impl Iterator<Item = &'p PoolPart> + Clone,
+    ) -> u32 {
+        let gapless = pools.filter(|it| it.pool.from_beginning);
+        if gapless.clone().next().is_none() {
+            return 0;
+        }
+        let mut walk = Walk { prefixes, segments: Vec::new(), at: 0 };
+        while own.is_some_and(|it| OWN.iter().any(|&tier| step_in_tier(&mut walk, it, tier)))
+            || gapless.clone().any(|pool| self.step_in_pool(&mut walk, pool, u32::MAX))
+        {}
+        walk.at
+    }
+
+    /// Extends a walk by the prompt's next chunk, if a pool has it; returns true if so. `reach`: end of the blocks that can
+    /// be loaded from pools whose chunks are only loaded from the beginning of a prompt on.
+    fn step_in_pool(&self, walk: &mut Walk<'_>, it: &PoolPart, reach: u32) -> bool {
         let Some((end, prefix)) = walk.chunk(it.chunk()) else { return false };
+        if it.pool.from_beginning && end > reach {
+            return false;
+        }
         let Some(seen) = it.last_seen(prefix) else { return false };
         let age = (self.outside.time() - seen).max(0.0);
         if it.pool.lifetime.is_some_and(|lifetime| age > lifetime) {

@@ -252,7 +252,7 @@ impl PromptFacts {
     }
 
     /// Returns the prompt with the hashes of its blocks. The function `tokens` is called only if an index learns from
-    /// the tokens, or the index's block hashes are keyed.
+    /// the tokens, the index's block hashes are keyed, or the index has pools that LMCache fills.
     pub(super) fn with_blocks<'t>(
         mut self,
         model: Option<&str>,
@@ -262,6 +262,9 @@ impl PromptFacts {
     ) -> Self {
         let salt = self.salts.main();
         self.hashes = self.block_names(salt, hashes, &tokens);
+        if let Some(keyspace) = self.keyspace.as_ref().filter(|keyspace| keyspace.has_listed_pools()) {
+            keyspace.describe_to_pools(tokens(), &self.hashes, self.adapter.as_deref(), salt);
+        }
         // What is announced of blocks under such a key is not told from others.
         if self.salts.is_own {
             return self;

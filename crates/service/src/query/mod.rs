@@ -71,6 +71,11 @@ impl Queries<'_> {
         (*kind == Kind::Tokens).then(|| (&scratch.tokens[range.clone()], lora.as_deref(), salt.as_deref()))
     }
 
+    /// True if a query has tokens.
+    pub(crate) fn has_tokens(&self, at: usize) -> bool {
+        self.prompts[at].kind == Kind::Tokens
+    }
+
     /// Returns the number of prompts that are given by content hashes instead of tokens.
     pub(crate) fn hashed(&self) -> usize {
         self.prompts.iter().filter(|prompt| prompt.kind == Kind::Hashes).count()

@@ -462,6 +462,7 @@ fn what_a_pool_has_by_name_alone_stays_after_a_reset() {
         room: None,
         evicts: EvictionOrder::Announced,
         follows_store: false,
+        from_beginning: false,
     });
     let more = json!({"block_size": 0, "token_ids": [], "medium": "STORAGE", "locality": "REMOTE"});
     stream.send(&json!([store(&[10, 11], None, 1, &more), {"type": CLEAR}, plain(&[10, 11, 12], None, 1)]));

@@ -11,6 +11,7 @@ from kvatlas.router.check.ask import Engine
 from kvatlas.router.check.common import shares
 from kvatlas.router.check.findings import CheckedEngine, EngineReport
 from kvatlas.router.check.handover import hand_over
+from kvatlas.router.check.lmcache import compare_coordinators
 from kvatlas.router.check.look import look
 from kvatlas.router.check.model_tokenizers import ModelTokenizers
 from kvatlas.router.check.round_trip import RoundTrip
@@ -104,6 +105,7 @@ async def _send_prompts(
         await asyncio.gather(*map(whole, up))
     compare_pulls(up)
     compare_pools(up, config.pools)
+    await compare_coordinators(up, config.pools)
     for one in up:
         if one.report.role == "both" and shares(one, config.pools):
             done(one.report)

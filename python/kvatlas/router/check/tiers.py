@@ -357,8 +357,8 @@ def _compare(one: CheckedEngine, others: Sequence[CheckedEngine]) -> None:
 
 
 def compare_pools(looked: Sequence[CheckedEngine], pools: Iterable[Pool]) -> None:
-    """Report engines of one pool that do not find each other's blocks in it."""
-    for pool in pools:
+    """Report engines of one pool that do not find each other's blocks in it. LMCache has its own block hashes."""
+    for pool in (pool for pool in pools if pool.lmcache is None):
         members = [one for one in looked if is_member(one, pool) and one.block_names]
         for one in members:
             others = [other for other in members if other.model == one.model]  # models have nothing in common

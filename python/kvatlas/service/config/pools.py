@@ -16,10 +16,13 @@ from kvatlas.service.config.kinds import Choice, Directory, Integer, Names, Numb
 _WANTED = (
     "a pool is NAME[,members=WORKER|WORKER...][,chunk=BLOCKS][,tier=cpu|disk|external][,announces_removals=true]"
     "[,lifetime=SECONDS][,budget=BYTES,chunk_bytes=BYTES][,evicts=used|announced][,directory=PATH]"
-    "[,mooncake=URL][,events=tcp://HOST:PORT][,key_prefix=TEXT][,objects=COUNT][,look_every=SECONDS]"
+    "[,mooncake=URL][,events=tcp://HOST:PORT][,key_prefix=TEXT][,objects=COUNT][,look_every=SECONDS][,lmcache=URL]"
+    "[,lmcache_model=NAME][,lmcache_instance=ID][,lmcache_ranks=N][,lmcache_chunk=TOKENS][,lmcache_hash=ALGORITHM]"
+    "[,lmcache_seed=SEED]"
 )
 _EVENTS = re.compile(r"tcp://\S+:[0-9]{1,5}|ipc://.+", re.DOTALL | re.ASCII)
 _OF_A_STORE = ("events", "key_prefix", "objects")
+_HASHES = ("blake3", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Pool(Entry):
         chunk_bytes: Size of a chunk in bytes, for example the size of its file; required for `budget`.
         directory: A directory with a file for each chunk, as vLLM's `fs` tier has one: chunks whose file was deleted
             no longer count.
-        look_every: Seconds between two inspections of the directory, or of the store's keys.
+        look_every: Seconds between two inspections of the directory, of the store's keys or of LMCache's list; None for
+            5 s with `lmcache`, and 30 s otherwise.
         evicts: "used" if the store evicts what was used longest ago: what engines load, as far as events show it, stays
             within `budget` and `lifetime` then. "announced" if loads make no difference.
         mooncake: `http://HOST:PORT` of the metrics of a Mooncake master, whose store the pool is: the master is asked
@@ -48,6 +52,15 @@ class Pool(Entry):
         key_prefix: Beginning of the pool's keys, up to the rank, such as `PREFIX@MODEL`, if the model's name alone does
             not tell it.
         objects: Objects that a block is in each cache group; what the keys show if not given.
+        lmcache: URL of LMCache's coordinator, which lists the chunks in the pool.
+        lmcache_model: The model's name in LMCache's keys; None for the name under which engines serve the model.
+        lmcache_instance: The LMCache server of the members, whose own memory and disks belong to the pool, in addition
+            to the chunks that all servers share; None for the shared chunks only.
+        lmcache_ranks: Number of ranks of an engine (tensor times pipeline parallelism) that each have a part of a
+            chunk; None to infer it from the list.
+        lmcache_chunk: Number of tokens in a chunk of LMCache.
+        lmcache_hash: Algorithm of LMCache's chunk hashes.
+        lmcache_seed: Seed of chunk hashes by one of vLLM's algorithms (`PYTHONHASHSEED`).
     """
 
     name: str = field(metadata={"kind": Name()})
@@ -59,7 +72,14 @@ class Pool(Entry):
     budget: int | None = entry_field(Integer(1, 1 << 60))
     chunk_bytes: int | None = entry_field(Integer(1, 1 << 40))
     directory: Path | None = field(default=None, metadata={"kind": Directory(), "routing": False})
-    look_every: float = entry_field(Number(0.01, 1e6), 30.0)
+    look_every: float | None = entry_field(Number(0.01, 1e6))
+    lmcache: str | None = entry_field(Text())
+    lmcache_model: str | None = entry_field(Text())
+    lmcache_instance: str | None = entry_field(Text())
+    lmcache_ranks: int | None = entry_field(Integer(1, 128))
+    lmcache_chunk: int = entry_field(Integer(1, 1 << 20), 256)
+    lmcache_hash: str = entry_field(Choice(*_HASHES), "blake3")
+    lmcache_seed: str | None = entry_field(Text())
     evicts: str = entry_field(Choice("announced", "used"), "announced")
     mooncake: str | None = entry_field(Text())
     events: str | None = entry_field(Text())
@@ -77,6 +97,7 @@ class Pool(Entry):
         if self.tier is None:
             object.__setattr__(self, "tier", "external" if self.mooncake is None else "cpu")
         self._check_store()
+        self._check_lmcache()
 
     def _check_store(self) -> None:
         if self.mooncake is None:
@@ -97,6 +118,30 @@ class Pool(Entry):
                 f"{self._called()}: events must be tcp://HOST:PORT or ipc://PATH, got {shown(self.events)}"
             )
 
+    def _check_lmcache(self) -> None:
+        if self.lmcache is None:
+            for name in _ABOUT_LMCACHE:
+                if getattr(self, name) != _DEFAULTS[name]:
+                    raise ConfigError(f"{self._called()}: {name} is for pools that LMCache fills: set lmcache, too")
+            return
+        try:
+            object.__setattr__(self, "lmcache", checked_url(self.lmcache))
+        except ValueError as error:
+            raise ConfigError(
+                f"{self._called()}: lmcache must be http://HOST:PORT, got {self.lmcache}: {error}"
+            ) from None
+        for name in ("chunk", "lifetime", "budget", "directory", "mooncake"):
+            if getattr(self, name) is not None:
+                instead = "lmcache_chunk" if name == "chunk" else "nothing: LMCache lists what is there"
+                raise ConfigError(f"{self._called()}: {name} is for pools without lmcache; set {instead}")
+        if self.lmcache_seed is not None and self.lmcache_hash == "blake3":
+            raise ConfigError(f"{self._called()}: lmcache_seed is for vLLM's algorithms, and lmcache_hash is blake3")
+
+    @property
+    def seconds_between_looks(self) -> float:
+        """Seconds between two looks at the directory or the store's keys, or between two listings of LMCache."""
+        return self.look_every or (30.0 if self.lmcache is None else 5.0)
+
     def _called(self) -> str:
         return f"pool {shown(self.name)}"
 
@@ -113,12 +158,20 @@ class Pool(Entry):
         """The pool's settings in the form of the native service."""
         about_it = dataclasses.asdict(self)
         budget, chunk_bytes = about_it.pop("budget"), about_it.pop("chunk_bytes")
+        lmcache = {name.removeprefix("lmcache_"): about_it.pop(name) for name in _ABOUT_LMCACHE}
+        lmcache["chunk_tokens"] = lmcache.pop("chunk")
         return about_it | {
+            "look_every": self.seconds_between_looks,
+            "lmcache": None if self.lmcache is None else lmcache,
             "members": None if self.members is None else list(self.members),
             "evicts_used": about_it.pop("evicts") == "used",
             "room": None if budget is None else budget // chunk_bytes * (self.chunk or 1),
             "directory": None if self.directory is None else str(self.directory),
         }
+
+
+_DEFAULTS = {each.name: each.default for each in dataclasses.fields(Pool)}
+_ABOUT_LMCACHE = tuple(name for name in _DEFAULTS if name.startswith("lmcache_"))
 
 
 def check_pools(pools: tuple[Pool, ...]) -> None:
