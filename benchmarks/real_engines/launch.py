@@ -100,10 +100,7 @@ def command(engine: Engine, setup: Setup, ports: Ports) -> list[str]:
 
 
 def _tiers(offload: Offload, ports: Ports) -> dict[str, object]:
-    """Return the settings of vLLM's connector with these tiers.
-
-    Its class for them needs a GPU; `TieringOnCpu` differs only in copying.
-    """
+    """The settings of vLLM's connector. Its class for tiers needs a GPU; `TieringOnCpu` differs only in copying."""
     tiers: list[dict[str, object]] = []
     if offload.pulls:
         tiers.append({"type": "p2p", "host": "127.0.0.1", "port": ports.pulls})

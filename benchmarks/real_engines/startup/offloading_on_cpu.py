@@ -2,7 +2,7 @@
 
 vLLM copies between a GPU's memory and the host's, on CUDA's streams, and refuses to do so elsewhere. Here both are the
 host's memory, so the same copies, by the same addresses that vLLM's own code worked out, are made at once by memmove.
-The setting `spec_module_path` names this file, like that of any specification that does not come with vLLM.
+The setting `spec_module_path` names this file, as it names any specification that does not come with vLLM.
 """
 
 from __future__ import annotations
