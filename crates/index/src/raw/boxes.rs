@@ -136,7 +136,7 @@ pub(crate) struct WriterToken {
 }
 
 impl WriterToken {
-    /// Creates the writer's token of the index with these readers; to be called once per index.
+    /// Creates the token of the writer of the index that has these reader counters; must be called once per index.
     pub(crate) fn of(readers: &Readers) -> Self {
         Self { index: readers.index(), under_change: readers.under_change() }
     }

@@ -80,8 +80,8 @@ pub(super) struct Words {
     pub(super) spilled: AtomicPtr<SpilledMemory>,
 }
 
-/// Copy of a head's levels (numbers of first blocks with their holders) before the change that the writer is making;
-/// each index has one record.
+/// Copy of the levels of a run's head (numbers of first blocks with their holders) before the change that the writer is
+/// making; each index has one such copy.
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct ChangeRecord {
@@ -130,7 +130,8 @@ impl Words {
         }
     }
 
-    /// Number of words in which the current levels (numbers of first blocks with their holders) differ from `levels`.
+    /// Number of words (stored integers) in which the current levels (numbers of first blocks with their holders)
+    /// differ from `levels`.
     #[inline]
     pub(super) fn differences(&self, levels: &[Level]) -> usize {
         let differs = |((end, set), level): ((&AtomicU32, &AtomicU64), &Level)| {
@@ -154,7 +155,8 @@ impl Words {
 }
 
 impl ChangeRecord {
-    /// Records the words of a run's head, which contain its levels, before the writer starts to change them.
+    /// Copies the words of a run's head, which contain its levels, to this record before the writer starts to change
+    /// them. `head`: address of the head; `change`: version of the head during the change.
     #[inline]
     pub(super) fn begin(&self, head: usize, words: &Words, change: u32) {
         let version = self.version.load(Ordering::Relaxed);

@@ -134,7 +134,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// List of items that the writer has unlinked and not yet freed.
+/// List of items that the writer has unlinked (made unreachable for new readers) and not yet freed.
 pub(crate) struct RetiredList<T> {
     /// Items retired (unlinked, to be freed later) after the current waiting period for readers began.
     fresh: Vec<T>,
@@ -158,7 +158,7 @@ impl<T> RetiredList<T> {
         !self.ready.is_empty()
     }
 
-    /// Adds an item that has been unlinked, so that readers that start from now on cannot find it.
+    /// Adds an item to be freed later, which has been unlinked, so that readers that start from now on cannot find it.
     pub(crate) fn push(&mut self, thing: T) {
         self.fresh.push(thing);
     }

@@ -36,7 +36,7 @@ pub(super) struct ThinRef<'p, H, T> {
     owned: PhantomData<&'p Memory<H, T>>,
 }
 
-/// Step in which the capacity of a list in a [`ThinBox`] grows, in items.
+/// Number of items by which the capacities of the lists in a [`ThinBox`] differ: each is a multiple of it.
 const CLASS: usize = 4;
 
 fn class(len: usize) -> usize {

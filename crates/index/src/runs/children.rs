@@ -151,9 +151,9 @@ impl NextChildren {
     }
 }
 
-/// Largest number of child runs in a run's list of children. Further children are counted by each of their holders
-/// (ranks' caches): a common beginning has as many children as there are conversations, and a change of one holder must
-/// not visit all of them.
+/// Largest number of child runs in a run's list of children. Further children are not listed; each holder (a rank's
+/// cache) counts those in which it has blocks: a common beginning has as many children as there are conversations, and
+/// a change of one holder must not visit all of them.
 const LISTED: u32 = 16;
 
 /// Forks of one run of blocks: the numbers of blocks after which child runs continue the run, in descending order, each

@@ -19,8 +19,8 @@ use crate::types::BlockHash;
 /// Largest number of block hashes for which a buffer is kept from one event to the next.
 pub(super) const MOST_NAMES: usize = 1024;
 
-/// Largest number of blocks for which the private table of block hashes of a holder (a rank's cache) is built in one
-/// step.
+/// Largest number of a holder's blocks for which its private table of block hashes is built in one step (a holder: a
+/// rank's cache).
 const OWN_AT_ONCE: u64 = 1 << 10;
 
 /// Smallest number of blocks after a missing block that are kept together, as a branch (a group of blocks under a
@@ -46,7 +46,7 @@ pub(crate) struct Writer {
     pub(super) leaving: Departures,
     /// Number of blocks of all holders (ranks' caches) whose chain to the beginning of the prompt is incomplete.
     pub(super) waiting: usize,
-    /// Number of blocks still to be stored by those store events that have been applied in part.
+    /// Number of blocks that are still to be stored by store events of which only a part has been applied.
     pub(super) promised: usize,
     /// Number of blocks that follow the current part of a store, until the first block of this part is stored.
     pub(super) coming: usize,
@@ -102,7 +102,7 @@ impl Writer {
         }
     }
 
-    /// Runs a change in which no block gains a second copy.
+    /// Runs a change of the index during which no block gets a second copy on a rank.
     pub(crate) fn without_copies<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
         let counts = std::mem::replace(&mut self.count_copies, false);
         let result = change(self);

@@ -157,21 +157,23 @@ impl HangingRuns {
         }
     }
 
-    /// True if one of the runs of blocks may branch off at the place, or farther along the same parent run.
+    /// True if one of these runs of the holder may continue the parent run of `place` (a run and a number of its
+    /// blocks) there, or after more of its blocks.
     #[inline]
     pub(crate) fn may_be_beyond(&self, place: Place) -> bool {
         self.of(place.run).is_some_and(|it| place.blocks < it.end)
     }
 
-    /// Records that none of the runs of blocks branches off at the place or farther along the same parent run.
+    /// Records that none of these runs of the holder continues the parent run of `place` (a run and a number of its
+    /// blocks) there, or after more of its blocks.
     pub(crate) fn none_beyond(&mut self, place: Place) {
         if let Some(it) = self.of_mut(place.run) {
             it.end = place.blocks.min(it.end);
         }
     }
 
-    /// True if the counts are correct for runs at these places, and none branches off beyond the recorded bound; for
-    /// tests.
+    /// True if the counts are correct for runs of the holder that continue their parents at these places, and none does
+    /// so beyond the recorded bound; for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self, places: &[Place]) -> bool {
         let rest = self.rest.iter().flat_map(|rest| rest.iter()).map(|(run, it)| (*run, *it));
@@ -256,7 +258,8 @@ impl Branches {
 
 /// Progress of removing outdated and repeated entries from the list of the runs of blocks of a holder (a rank's cache).
 pub(super) struct ListCleanup {
-    /// Index of the next entry of the list of runs to check. `kept`: number of entries that were kept so far.
+    /// Index of the next entry in the holder's list of runs of blocks that the clean-up checks. `kept`: number of
+    /// entries that were kept so far.
     pub(super) next: usize,
     pub(super) kept: usize,
     /// Runs of blocks that the clean-up of the list has kept so far, as a bit mask.

@@ -14,8 +14,9 @@ use crate::segmented::Map;
 use crate::stats::step;
 use crate::types::{BlockHash, Tier};
 
-/// Table of all workers. A name is looked up once per event. Then a rank is found by a number, which stays the same
-/// until the worker is dropped, while a clear replaces the holder of the rank's device.
+/// Table of all workers and their ranks. A rank is found by the worker's name once per event, and from then on by its
+/// number in this table, which stays the same until the worker is dropped, while a clear replaces the holder of the
+/// rank's device.
 #[derive(Default)]
 pub(in crate::writer) struct Workers {
     pub(in crate::writer) by_name: HashMap<Arc<str>, Worker>,
@@ -35,7 +36,8 @@ pub(in crate::writer) struct Rank {
     /// Holders (the rank's caches) of the views (sets of tiers) wider than the device: including host memory, disk and
     /// external storage. None until the tier is used.
     pub(in crate::writer) wider: [Option<u32>; 3],
-    /// Numbers of copies of the rank's blocks on the device, without the first copy of each block.
+    /// Numbers of copies of the rank's blocks on the device (how many equal blocks it holds), without the first copy of
+    /// each block.
     pub(in crate::writer) copies: Copies,
     pub(in crate::writer) offloaded: OffloadedBlocks,
     /// Sum of the values that the rank's device blocks add to the rank's fingerprint.
@@ -44,7 +46,8 @@ pub(in crate::writer) struct Rank {
     pub(in crate::writer) clears: [u32; 4],
     /// View (set of tiers) that is being built in steps; None otherwise.
     pub(in crate::writer) new_view: Option<Box<NewView>>,
-    /// True if the rank is in the book of loadable blocks.
+    /// True if changes of the rank's blocks are recorded in the book of loadable blocks, the data about blocks that
+    /// engines can load.
     pub(in crate::writer) is_tracked: bool,
     /// Tier that is being cleared in steps; None otherwise. The clear must be completed before any other change of the
     /// rank.
@@ -172,7 +175,8 @@ impl OffloadedBlocks {
     }
 }
 
-/// Numbers of copies by block hash, without the first copy of each block, and the sum of these numbers.
+/// Numbers of copies by block hash (how many equal blocks the rank's device holds), without the first copy of each
+/// block, and the sum of these numbers.
 #[derive(Default)]
 pub(in crate::writer) struct Copies {
     by_name: Map<u64, u32>,

@@ -21,7 +21,7 @@ pub(crate) struct PrivateNames {
 
 /// Progress of building the table of block hashes by position (run of blocks and offset).
 struct TableBuilder {
-    /// Place in the holder's table of block hashes at which to continue.
+    /// Place in the holder's hash table of block hashes at which building the table by position continues.
     next: u64,
     places: Box<PlaceNames>,
 }
@@ -125,14 +125,15 @@ impl PrivateNames {
         self.table.find(name).map(|number| runs.position(number))
     }
 
-    /// Prefetches the lines of the first block hashes of a list, before they are looked up one by one.
+    /// Prefetches the memory of the hash table for the first block hashes of a list, before they are looked up one by
+    /// one.
     #[inline]
     pub(crate) fn prefetch_first(&self, names: &[u64]) {
         self.table.prefetch_first(names);
     }
 
-    /// Prefetches the line of a block hash that will be looked up soon. Call it for each `i` before `names[i]` is
-    /// looked up.
+    /// Prefetches the memory of the hash table for a block hash that will be looked up soon. Call it for each `i`
+    /// before `names[i]` is looked up.
     #[inline]
     pub(crate) fn prefetch(&self, names: &[u64], i: usize) {
         self.table.prefetch(names, i);
@@ -149,7 +150,8 @@ impl PrivateNames {
         })
     }
 
-    /// True if block hashes can be looked up by position (run of blocks and offset).
+    /// True if the table by position is built, so that block hashes can be looked up by position (run of blocks and
+    /// offset).
     pub(in crate::writer) fn has_places(&self) -> bool {
         self.by_place.get().is_some()
     }
@@ -214,8 +216,8 @@ impl PrivateNames {
         }
     }
 
-    /// Sets the block hashes of the positions in a run of blocks from `start` on, up to the first one that another
-    /// position has; [`NO_NAME`] is skipped. Returns the number of positions done.
+    /// Sets the block hashes of the positions in a run of blocks from `start` on, up to the first of `names` that is
+    /// already the block hash of another position; [`NO_NAME`] is skipped. Returns the number of positions done.
     pub(crate) fn push_new(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
         self.table.make_ready(names.len(), 0);
         let mut taken = 0;

@@ -15,8 +15,8 @@ use crate::writer::state::Writer;
 pub struct Roots {
     /// Block hash of the missing block at the beginning of a chain, by the block hash of a block in that chain.
     by_name: HashMap<u64, u64>,
-    /// Count of block hashes that were assigned to other blocks, as of the start of this cache. If the count has
-    /// changed, chains may have changed, too.
+    /// Count of block hashes that were assigned to other blocks, as of the creation of this cache. If the count has
+    /// changed, chains may have changed, too, and the entries are not used.
     replaced: u64,
 }
 

@@ -66,7 +66,7 @@ impl Writer {
         ranks
     }
 
-    /// True if the blocks that a rank loses when a tier is cleared depend on its other tiers.
+    /// True if the blocks that a rank loses when the tier `tier` is cleared also depend on its other tiers.
     fn is_mixed(&mut self, rank: u32, tier: Tier) -> bool {
         let books = self.rank_mut(rank);
         match (tier as usize).checked_sub(1) {
@@ -164,8 +164,8 @@ impl Writer {
         }
     }
 
-    /// Continues to clear a tier of a rank, if one is being cleared, by about `steps` steps. Returns true if more is
-    /// left to do.
+    /// Continues to clear a tier of a rank, if one is being cleared, by about `steps` steps (a step: about the copy of
+    /// one block). Returns true if blocks are left to clear.
     #[cold]
     pub(crate) fn go_on_clearing(&mut self, rank: u32, steps: usize) -> bool {
         let Some(mut it) = self.workers.get_mut(rank).and_then(|books| books.clearing.take()) else { return false };
@@ -324,8 +324,8 @@ impl Writer {
         }
     }
 
-    /// Removes a holder (a rank's cache) from its runs of blocks, in at most `left` steps. Returns true if the holder
-    /// is in no run any longer.
+    /// Removes a holder (a rank's cache) from the runs of blocks in which it has blocks, in at most `left` steps.
+    /// Returns true if the holder is in no run any longer.
     fn see_runs_off(&mut self, it: &mut DepartingHolder, left: &mut isize) -> bool {
         while let Some(run) = it.runs.next(&self.runs, left) {
             step();

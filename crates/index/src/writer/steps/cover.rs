@@ -150,7 +150,8 @@ impl Writer {
     }
 
     /// Makes `name` the shared block hash of a position (run of blocks and offset) if possible, after removing block
-    /// hashes that only holders (ranks' caches) under removal need. Returns true if it is or can become the shared one.
+    /// hashes that only holders (ranks' caches) under removal need. Returns true if `name` is or can become the shared
+    /// block hash.
     pub(in crate::writer) fn make_shared(&mut self, name: u64, existing: Option<Position>) -> bool {
         self.may_share(name, existing) || {
             self.take_from_leaving(name, existing);

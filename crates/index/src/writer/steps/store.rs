@@ -199,7 +199,8 @@ impl Writer {
 /// Sort key by the distance from the end of the chain: a block's key is smaller than the keys of the blocks before it.
 pub(crate) type LeafOrder = (Reverse<u32>, u32, Reverse<u32>);
 
-/// Order of the block hashes in a list: along their chains, in either direction, or neither.
+/// Order of the block hashes in a list compared with the order of their blocks in chains: the same, reversed, or
+/// neither.
 pub(crate) enum Way {
     LeavesFirst,
     RootFirst,
