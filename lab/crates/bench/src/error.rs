@@ -12,15 +12,15 @@ pub enum Error {
     /// A file is not a plan, is truncated, or was altered.
     #[error("{path}: {what}")]
     File {
-        /// The file's path.
+        /// Path of the file that is not a valid plan.
         path: String,
-        /// Description of the error in the file.
+        /// Description of what is wrong with the file.
         what: String,
     },
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     Io {
-        /// The file's path.
+        /// Path of the file that could not be read or written.
         path: String,
         /// Error of the operating system.
         source: io::Error,

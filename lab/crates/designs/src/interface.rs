@@ -35,7 +35,7 @@ pub enum Refusal {
     UnknownParent {
         /// Worker of the event.
         worker: WorkerId,
-        /// Block hash of the unknown parent.
+        /// Block hash of the parent that the worker does not hold.
         parent: BlockHash,
     },
     /// The design cannot number any more workers, blocks or other items.
@@ -100,7 +100,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Worker of the change.
+    /// Worker whose blocks the change concerns.
     #[must_use]
     pub fn worker(&self) -> WorkerId {
         match self {
@@ -115,7 +115,7 @@ impl Change {
 /// Sizes and counts of an index design.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LadderStats {
-    /// Number of known workers.
+    /// Number of workers that the index knows.
     pub workers: u64,
     /// Number of pairs of a worker and a held block.
     pub blocks: u64,
@@ -124,7 +124,7 @@ pub struct LadderStats {
     pub entries: u64,
     /// Number of stores refused.
     pub refused: u64,
-    /// Number of removals of blocks that were not held.
+    /// Number of removals of blocks that the worker did not hold.
     pub unknown_removals: u64,
     /// Number of messages between the parts (actors, groups) of a design with several parts.
     pub messages: u64,
@@ -142,8 +142,8 @@ pub trait LocalDesign: Send + 'static {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Refusal>;
-    /// Records that a worker evicted blocks, in any order. Block hashes that are not held change nothing, and are
-    /// counted.
+    /// Records that a worker evicted blocks, in any order. Block hashes of blocks that the worker does not hold change
+    /// nothing, and are counted.
     fn remove(&mut self, worker: WorkerId, block_hashes: &[BlockHash]);
     /// Records that a worker lost all its blocks and remains known.
     fn clear(&mut self, worker: WorkerId);
@@ -227,9 +227,9 @@ pub trait Feed: Send + Sync {
     /// Sends a change and returns at once. Changes of one worker sent by one thread are applied in the order of
     /// sending.
     fn send(&self, change: Change);
-    /// Number of changes applied so far, including refused ones.
+    /// Number of changes that the index has applied so far, including refused ones.
     fn applied(&self) -> u64;
-    /// Waits until all earlier changes have been applied.
+    /// Waits until all changes sent before have been applied.
     fn flush(&self);
     /// Replaces `scores` by the number of leading blocks of the query that each worker holds, according to the changes
     /// applied so far.
@@ -251,7 +251,7 @@ pub trait Feed: Send + Sync {
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 }
 
-/// Greatest depth of a worker, in blocks; 0 without workers.
+/// Greatest depth (number of leading blocks held) of any worker in an answer; 0 without workers.
 fn deepest(scores: &Scores) -> u32 {
     scores.iter().map(|&(_, depth)| depth).max().unwrap_or(0)
 }
@@ -261,7 +261,7 @@ fn deepest(scores: &Scores) -> u32 {
 pub struct RwLocked<T>(RwLock<T>);
 
 impl<T: LocalDesign> RwLocked<T> {
-    /// Puts a lock around a design.
+    /// Puts a reader–writer lock around a single-threaded index.
     #[must_use]
     pub fn new(design: T) -> Self {
         Self(RwLock::new(design))

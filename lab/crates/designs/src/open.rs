@@ -42,14 +42,14 @@ const MOST_THREADS: usize = 1024;
 pub enum Deviation {
     /// Blocks of equal content at several positions of prompts count as one block.
     Conflation,
-    /// A missing block before held blocks is not noticed, so that depths are too large.
+    /// A missing block before held blocks is ignored, so that depths (numbers of leading blocks) are too large.
     Holes,
     /// A block whose parent is not held is counted, or refused and not kept until the parent comes.
     Orphans,
     /// If a block hash is announced again for another block, the blocks that continue it keep their old position in the
     /// index.
     Renames,
-    /// Several block hashes of one worker for one block are confused.
+    /// Several block hashes that one worker uses for one block are confused.
     Aliases,
 }
 
@@ -72,11 +72,12 @@ impl Deviation {
 pub struct Rung {
     /// Name of the design for [`open`].
     pub name: &'static str,
-    /// Description of the design.
+    /// Short description of the design, for listings.
     pub what: &'static str,
-    /// Known errors of the design without `strict`.
+    /// Known errors of the design without the option `strict`.
     pub deviations: &'static [Deviation],
-    /// Errors that remain with `strict`; `None` if the design has no strict form.
+    /// Known errors that remain with the option `strict`, which corrects the others; `None` if the design has no strict
+    /// form.
     pub strict: Option<&'static [Deviation]>,
 }
 
@@ -118,20 +119,20 @@ pub enum OpenError {
     /// No design has the given name.
     #[error("unknown rung {name:?}: it is one of {}", names())]
     UnknownRung {
-        /// The given name.
+        /// Name that was given to [`open`].
         name: String,
     },
     /// An option has an invalid value.
     #[error("{option} must be {wanted}, got {got}")]
     InvalidOption {
-        /// Name of the option.
+        /// Name of the invalid option.
         option: &'static str,
-        /// Description of the valid values.
+        /// Description of the option's valid values.
         wanted: &'static str,
-        /// The given value.
+        /// Value that was given for the option.
         got: usize,
     },
-    /// The design has no strict form.
+    /// The design has no strict form, without its known errors.
     #[error("{name} cannot be strict: its errors follow from its design")]
     NeverStrict {
         /// Name of the design.

@@ -28,7 +28,7 @@ pub struct Facts {
     pub stored_blocks: u64,
     /// Number of blocks of all removals.
     pub removed_blocks: u64,
-    /// Number of workers.
+    /// Number of workers in the plan.
     pub workers: u64,
     /// Number of tokens in a block.
     pub block_size: u64,
@@ -37,7 +37,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Number of stores, removals and clears.
+    /// Number of stores, removals and clears, all of which are events.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.stores + self.removes + self.clears
@@ -70,7 +70,8 @@ impl Plan {
         Ok(Self { columns, facts, digest: OnceLock::new() })
     }
 
-    /// Plan of only the first operations: the given share, at least one if the plan has any. O(plan).
+    /// Plan of only the first operations of this plan: the given share (0 to 1), at least one if the plan has any.
+    /// O(plan).
     #[must_use]
     pub fn beginning(&self, share: f64) -> Self {
         let c = &self.columns;
@@ -88,13 +89,13 @@ impl Plan {
         Self { columns, facts, digest: OnceLock::new() }
     }
 
-    /// Number of operations.
+    /// Number of operations in the plan.
     #[must_use]
     pub fn len(&self) -> usize {
         self.columns.times.len()
     }
 
-    /// True if there are no operations.
+    /// True if the plan has no operations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.columns.times.is_empty()

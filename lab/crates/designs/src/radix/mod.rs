@@ -73,7 +73,7 @@ impl Node {
     }
 }
 
-/// All nodes, with a list of the unused ones.
+/// All nodes of the radix tree, with a list of the unused ones.
 #[derive(Debug)]
 struct Nodes {
     all: Vec<Node>,
@@ -260,7 +260,7 @@ pub(super) struct Names {
     more: HashMap<NodeId, u32>,
 }
 
-/// Effect of removing a block hash on its node.
+/// Result of removing a block hash from a worker: its effect on the tree node for which the block hash stood.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NameEnd {
     /// The worker does not know the block hash.
