@@ -49,7 +49,7 @@ pub enum Error {
     Name {
         /// Length of the given name, in bytes.
         got: usize,
-        /// Maximum length of a site's name, in bytes.
+        /// Maximum length of a site's name in a digest, in bytes.
         most: usize,
     },
     /// The bytes are not a valid digest.
@@ -81,7 +81,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Stable code of the error, for programs.
+    /// Stable code of the error, a word for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -11,7 +11,7 @@ const SLOTS: usize = 1 << 16;
 const EVERY: usize = 8;
 /// Factor by which the counts of earlier blocks shrink with each new sampled block.
 const KEPT: f64 = 1.0 - 1.0 / 4_096.0;
-/// Number of computed blocks that are assumed at the beginning not to have been computed before.
+/// Number of computed blocks that are assumed at the beginning, none of which was computed before.
 const PRIOR: f64 = 64.0;
 
 /// Sample of the computed blocks, with decaying counts of blocks computed repeatedly and of all blocks.

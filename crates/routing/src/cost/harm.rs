@@ -132,7 +132,7 @@ impl PromptParts {
     }
 
     /// Split of a prompt (tokens to compute, load and pull) that gives a lower bound on the cost, over all ways in
-    /// which the candidate's engine can get the prompt's blocks.
+    /// which the candidate's engine can get the prompt's blocks. `least`: bounds on these ways.
     #[inline(always)]
     pub(super) fn at_least(
         least: &LeastTransfer,

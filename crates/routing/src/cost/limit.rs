@@ -33,7 +33,8 @@ impl Default for RunningLimit {
 }
 
 impl RunningLimit {
-    /// True if a report of these numbers of running and waiting requests is evidence for or against a limit.
+    /// True if an engine's report of these numbers of running and waiting requests is evidence for or against a limit
+    /// of the requests that it runs at once.
     #[inline]
     pub(super) fn is_touched(&self, running: f64, waiting: f64) -> bool {
         running > self.most || waiting > 0.0

@@ -110,7 +110,7 @@ impl Kvatlas {
         }
     }
 
-    /// Computes the costs of all candidates, in seconds.
+    /// Computes the costs of sending a request to each of the candidates, in seconds.
     fn assess_all(&mut self, request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, now: f64) {
         let mut costs = std::mem::take(&mut self.costs);
         let (mut starts, mut losses) = (std::mem::take(&mut self.starts), std::mem::take(&mut self.losses));

@@ -208,7 +208,7 @@ impl Fleet {
 
     // What requests do to a row.
 
-    /// Counts a request at its worker before its prompt is computed.
+    /// Adds a request to the counts of its worker before its prompt is computed. `share`: load that the request adds.
     pub(super) fn begin(&mut self, at: u32, share: &Share) {
         let (at, rows) = (at as usize, &mut self.rows);
         rows.requests[at] += 1;
@@ -316,7 +316,8 @@ impl Fleet {
         self.rows.used_blocks[at as usize] += more;
     }
 
-    /// Changes the worker that a waiting request waits for: counts the tokens of the request at the new worker.
+    /// Counts a waiting request's tokens at the worker `after` that it waits for from now on, instead of at the worker
+    /// `before`.
     pub(super) fn aims(&mut self, before: Option<Aim>, after: Option<Aim>) {
         for (aim, sign) in before.iter().map(|aim| (aim, -1.0)).chain(after.iter().map(|aim| (aim, 1.0))) {
             self.rows.held_tokens[aim.worker as usize] += sign * aim.tokens;
@@ -341,8 +342,8 @@ impl Fleet {
         }
     }
 
-    /// Sets if the number of tokens that a worker computes for its prompts is known. If not, `start` (in tokens per
-    /// second) replaces the measured prefill rates.
+    /// Records whether the number of tokens that a worker computes for its prompts is known. If it is not, `start` (in
+    /// tokens per second) replaces the measured prefill rates.
     pub(super) fn set_measured(&mut self, id: WorkerId, is_measured: bool, start: f64) {
         self.slots[id.0 as usize].speed.set_measured(is_measured, start, &mut self.speed);
         for at in 0..self.slots.len() {
@@ -355,7 +356,8 @@ impl Fleet {
         self.speed.left_out
     }
 
-    /// Removes a request from its worker's counts, after its first token.
+    /// Removes a request that has had its first token from the counts of its worker. `share`: load that the request
+    /// added.
     pub(super) fn end(&mut self, at: u32, share: &Share) {
         let at = at as usize;
         self.rows.requests[at] -= 1;
@@ -387,8 +389,8 @@ impl Fleet {
         &self.rows
     }
 
-    /// Candidates for one request, from the workers in `who`, or from all workers, with the numbers of the prompt's
-    /// blocks and the current times filled in. Sorted by the worker's number.
+    /// Candidates for one request, from the workers in `who`, or from all workers, as a table with the numbers of the
+    /// prompt's blocks and the current times filled in. Sorted by the worker's number.
     pub(super) fn candidates(
         &mut self,
         depths: &Depths,

@@ -243,8 +243,8 @@ impl Router {
         self.fleet.rows()
     }
 
-    /// Predicts the leading blocks of a prompt that each worker holds, if engines publish no events; None otherwise.
-    /// Reuses the memory of the field `guessed`, so store the result there afterwards.
+    /// Predicts the number of a prompt's leading blocks that each worker holds, if engines publish no events; None
+    /// otherwise. Reuses the memory of the field `guessed`, so store the result there afterwards.
     fn guess(&mut self, request: &Request<'_>, now: f64) -> Option<Depths> {
         let unheard = self.unheard.as_mut()?;
         let mut depths = std::mem::take(&mut self.guessed);

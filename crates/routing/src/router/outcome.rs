@@ -88,8 +88,8 @@ pub struct Decision {
     pub held_blocks: Option<u32>,
     /// Reason for the choice of this worker.
     pub why: ChoiceReason,
-    /// Plan for the part of the prompt that the worker does not hold on its device; None if the worker could neither
-    /// load nor pull blocks.
+    /// Plan to load or pull the part of the prompt that the worker does not hold on its device; None if the worker
+    /// could neither load nor pull blocks.
     pub transfer: Option<Box<Transfer>>,
     /// Names of alternative workers for the request, sorted by the time at which they would have computed the prompt;
     /// at most as many as set by [`crate::Router::name_others`].
@@ -250,7 +250,7 @@ pub struct Counts {
     pub failed: u64,
     /// Number of requests that were withdrawn or failed while they waited in the router.
     pub withdrawn: u64,
-    /// Number of requests that were abandoned because nothing more was reported about them.
+    /// Number of requests that were abandoned because nothing was reported about them for too long.
     pub expired: u64,
     /// Number of requests that were at a worker when it was removed.
     pub orphaned: u64,

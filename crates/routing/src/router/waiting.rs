@@ -94,7 +94,7 @@ pub(super) struct Ticket {
     pub(super) depths: Depths,
     pub(super) allowed: Option<Arc<[WorkerId]>>,
     pub(super) since: f64,
-    /// Number of the round of placing requests in which the prompt was last looked up.
+    /// Number of the round of placing waiting requests in which the request's prompt was last looked up.
     pub(super) round: u64,
     pub(super) aim: Option<Aim>,
 }
@@ -182,7 +182,8 @@ impl WaitingRequests {
         true
     }
 
-    /// True if no waiting request might be placed at a worker when that worker gets room.
+    /// True if no waiting request might be placed at a worker when that worker gets room, that is, when it can take one
+    /// more request.
     pub(super) fn none_for(&self, worker: u32) -> bool {
         self.aimed == self.keys.len() && !self.aims.contains_key(&worker)
     }
@@ -355,7 +356,7 @@ impl Room {
         self.is_new = true;
     }
 
-    /// Number of events so far after which a worker may have had room.
+    /// Number of events so far after which a worker may have had room for a waiting request.
     pub(super) fn now(&self) -> u64 {
         self.events
     }

@@ -17,7 +17,7 @@ const FIRST_SHARE: f64 = 0.3;
 /// Upper limit of a sample of the first pull by a pair of workers, as a multiple of the present estimate.
 const FIRST_MOST: f64 = 8.0;
 
-/// Kind of a transfer of blocks to a worker, by their source.
+/// Kind of a transfer of blocks to a worker, by the place from which the blocks come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Load from a worker's own host memory.
@@ -41,7 +41,7 @@ impl Kind {
     }
 }
 
-/// Measured cost of a kind of transfer (load or pull of blocks), for display to operators.
+/// Measured cost of a kind of transfer (load or pull of blocks) to a worker, for display to operators.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CostedTransfer {
     pub(crate) kind: Kind,
@@ -54,8 +54,8 @@ pub(crate) struct CostedTransfer {
     pub(crate) out: f64,
 }
 
-/// Costs of transfers by [`Kind`] that are assumed before any are measured, and additional seconds for the first pull
-/// of a pair.
+/// Costs of transfers (loads and pulls of blocks) by [`Kind`] that are assumed before any are measured, and additional
+/// seconds for the first pull of a pair of workers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Priors {
     pub(crate) lines: [Line; 3],
@@ -211,10 +211,11 @@ pub(super) fn known(own: &LearntLine, now: f64) -> Option<Line> {
     (own.samples() >= OWN).then(|| own.line(now)).flatten()
 }
 
-/// Number of samples of transfers kept; newer ones replace the oldest.
+/// Number of samples of transfers (loads and pulls of blocks) that are kept; newer ones replace the oldest.
 const KEPT: usize = 24;
-/// Number of samples needed to fit both the fixed cost and the seconds per token. With fewer, only the fixed cost is
-/// fitted: seconds per token follow from a model's size and a link, while a fixed cost can only be measured.
+/// Number of samples of transfers needed to fit both the fixed cost and the seconds per token. With fewer, only the
+/// fixed cost is fitted: seconds per token follow from a model's size and a link, while a fixed cost can only be
+/// measured.
 const ENOUGH: usize = 6;
 /// Factor by which the shortest and the longest sample must differ in tokens for both the fixed cost and the seconds
 /// per token to be fitted.
@@ -271,7 +272,7 @@ impl LearntLine {
         self.line = Some(self.fit(prior));
     }
 
-    /// Forgets all samples of transfers.
+    /// Forgets all samples of transfers (loads or pulls of blocks).
     pub(crate) fn forget(&mut self) {
         *self = Self::default();
     }

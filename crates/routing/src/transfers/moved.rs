@@ -5,7 +5,7 @@ use crate::request::Request;
 use crate::transfers::costs::Kind;
 use crate::transfers::pairs::Transfers;
 
-/// Factor in the time after which a pull is late: `LATE` times the expected time, plus `LATE_SECONDS`.
+/// Factor in the time after which a pull of blocks is late: `LATE` times the expected time, plus `LATE_SECONDS`.
 const LATE: f64 = 2.0;
 const LATE_SECONDS: f64 = 1.0;
 /// Smallest ratio of the time before the first token, without prefill, to the time in the queue, for which the duration

@@ -16,12 +16,12 @@ use crate::transfers::plan::Source;
 /// Number of consecutive pulls with only a part of the expected blocks after which a pair of workers is excluded from
 /// pulls.
 const SHORT: u32 = 2;
-/// Seconds between two removals of outdated data about transfers.
+/// Seconds between two removals of outdated data about transfers (loads and pulls of blocks).
 const LOOKS: f64 = 60.0;
-/// Seconds without use after which an engine may have closed its connection to another.
+/// Seconds without use after which an engine may have closed its connection to another engine.
 pub(super) const CLOSED: f64 = 300.0;
 
-/// Limits on pulls between workers.
+/// Limits on pulls of blocks between workers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Guards {
     /// Largest age of a source's last sign of life, in seconds, at which other workers may pull blocks from the source.

@@ -30,7 +30,7 @@ const REFERENCE_WORKERS: usize = 4;
 /// Number of lookups, out of four that are repeated for the comparison, that are from the last quarter of the plan,
 /// whose blocks are mostly still held.
 const LATE: usize = 3;
-/// Maximum number of wrong answers whose descriptions are reported.
+/// Maximum number of errors found by the comparison whose descriptions are reported.
 const EXAMPLES: usize = 8;
 
 /// Results of comparing an index, after a load test, with the blocks that its workers must hold according to the plan

@@ -77,7 +77,7 @@ pub struct GroupedIndex {
     groups: RwLock<HashMap<u32, Arc<PositionalIndexer>>>,
     /// Number of messages for queries: probes sent to groups, and their answers.
     asked: AtomicU64,
-    /// Number of refused stores by workers whose group has no index yet.
+    /// Number of stores that were refused before they reached the index of a group of workers.
     refused: AtomicU64,
     /// Number of blocks removed by workers whose group has no index, so that the removal changed nothing.
     unknown_removals: AtomicU64,
