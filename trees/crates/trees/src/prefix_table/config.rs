@@ -14,7 +14,7 @@ pub const DURATION: &str = "AIBRIX_SYNC_EVICTION_DURATION_MINUTES";
 /// Environment variable for [`Config::block_size`], in bytes.
 pub const BLOCK_SIZE: &str = "AIBRIX_PREFIX_CACHE_BLOCK_SIZE";
 
-/// Largest valid value of a setting that is a count.
+/// Largest valid value of a setting that is a count, such as a number of prefixes.
 const MOST: u64 = 1 << 31;
 /// Largest valid value of a setting that is a time, in seconds: a year.
 const MOST_SECONDS: u64 = 366 * 24 * 60 * 60;
@@ -90,7 +90,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks the settings. The error names an invalid one.
+    /// Checks the settings of a prefix table. The error names an invalid one.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let number = |name, value: usize| {
             let good = (1..=MOST).contains(&(value as u64));
@@ -121,11 +121,11 @@ pub enum Error {
     /// A setting is invalid.
     #[error("{name} must be a whole number from 1 to {most}, got {got}")]
     Setting {
-        /// Name of the argument or the environment variable.
+        /// Name of the invalid setting: an argument or an environment variable.
         name: &'static str,
-        /// The largest valid value.
+        /// Largest valid value of the setting.
         most: u64,
-        /// The given value.
+        /// Value that was given for the setting.
         got: String,
     },
     /// A store event has a different number of block hashes than of blocks with tokens.
@@ -133,9 +133,9 @@ pub enum Error {
         "{block_hashes} block hashes but tokens of {blocks} blocks: an event needs the tokens of each block it names"
     )]
     LengthMismatch {
-        /// Number of block hashes.
+        /// Number of block hashes in the store event.
         block_hashes: usize,
-        /// Number of blocks with tokens.
+        /// Number of blocks with tokens in the store event.
         blocks: usize,
     },
     /// The tokens of an engine's block are not a whole number of the table's blocks.

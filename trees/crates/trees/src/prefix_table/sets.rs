@@ -19,7 +19,7 @@ pub(super) const OTHER: u32 = 2;
 pub(super) const ADDED: u32 = 4;
 const WAYS: u32 = 3;
 
-/// Number of the empty set.
+/// Number of the set that contains no pods.
 pub(super) const EMPTY: u32 = 0;
 
 /// A pod, and the ways in which it holds a prefix, as bits: announced by block hash, or added by the router.
@@ -38,15 +38,16 @@ impl Member {
 
 #[derive(Debug, Default)]
 struct Set {
-    /// Members of the set, in increasing order.
+    /// Pods in the set, in increasing order, each with the ways in which it holds the prefix.
     members: Box<[Member]>,
     hash: u64,
     references: u32,
-    /// Union of the ways (bits: announced by block hash, or added by the router) in which the members hold a prefix.
+    /// Union of the ways (bits: announced by block hash, or added by the router) in which the pods of the set hold a
+    /// prefix.
     ways: u32,
 }
 
-/// All sets of pods in use, by number.
+/// All sets of pods that hold a prefix, by number; equal sets are stored once.
 #[derive(Debug)]
 pub(super) struct Sets {
     sets: Vec<Set>,
@@ -80,7 +81,8 @@ impl Sets {
         &self.sets[set as usize].members
     }
 
-    /// Ways in which a pod of a set holds the prefix, as bits; 0 if the pod is not a member.
+    /// Ways in which a pod of a set holds the prefix, as bits (announced by block hash, or added by the router); 0 if
+    /// the pod is not in the set.
     pub(super) fn ways(&self, set: u32, pod: u32) -> u32 {
         let members = self.members(set);
         members.binary_search_by_key(&pod, |member| member.pod()).map_or(0, |at| members[at].ways())
@@ -92,12 +94,12 @@ impl Sets {
         self.sets[set as usize].ways & way != 0
     }
 
-    /// Number of sets in use, without the empty set.
+    /// Number of sets of pods in use, without the empty set.
     pub(super) fn len(&self) -> usize {
         self.by_members.len()
     }
 
-    /// Memory of the sets, in bytes.
+    /// Memory of all sets of pods, in bytes.
     pub(super) fn bytes(&self) -> usize {
         let members: usize = self.sets.iter().map(|set| size_of_val::<[Member]>(&set.members)).sum();
         members
@@ -106,8 +108,8 @@ impl Sets {
             + self.vacant.capacity() * 4
     }
 
-    /// Exchanges a reference to a set for a reference to the set in which the pod has the given ways of holding; 0
-    /// removes the pod.
+    /// Exchanges a reference to a set of pods for a reference to the set in which the pod has the given ways of holding
+    /// a prefix (as bits); 0 removes the pod.
     #[inline]
     pub(super) fn change(&mut self, set: u32, pod: u32, ways: u32, watch: &mut impl Watch) -> u32 {
         let to = match self.last {
@@ -165,7 +167,7 @@ impl Sets {
         }
     }
 
-    /// Releases one reference to a set.
+    /// Releases one reference to a set of pods; a set without references is removed.
     pub(super) fn release(&mut self, set: u32, watch: &mut impl Watch) {
         if set == EMPTY {
             return;
@@ -184,7 +186,7 @@ impl Sets {
         gone.members.iter().for_each(|member| watch.left(member.pod()));
     }
 
-    /// Number of references to each set, by the set's number.
+    /// Number of references to each set of pods, by the set's number.
     #[cfg(test)]
     pub(super) fn references(&self) -> Vec<u32> {
         self.sets.iter().map(|set| set.references).collect()

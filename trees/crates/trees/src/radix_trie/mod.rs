@@ -50,7 +50,7 @@ pub enum Error {
     /// The tokens of an insert are not whole pages.
     #[error("{tokens} tokens are not whole pages of {page_size}: insert full pages only, and keep the rest")]
     Unaligned {
-        /// Number of tokens.
+        /// Number of tokens given to the insert.
         tokens: usize,
         /// Number of tokens in a page.
         page_size: usize,
@@ -58,11 +58,11 @@ pub enum Error {
     /// The number of blocks of an insert is not the number of its pages.
     #[error("{blocks} blocks for {tokens} tokens: pages of {page_size} tokens need exactly {}", tokens / page_size)]
     BlockCount {
-        /// Number of tokens.
+        /// Number of tokens given to the insert.
         tokens: usize,
         /// Number of tokens in a page.
         page_size: usize,
-        /// Number of blocks.
+        /// Number of blocks given to the insert.
         blocks: usize,
     },
     /// The call had no tokens.
@@ -74,7 +74,7 @@ pub enum Error {
     /// The sequence has not marked the node as in use.
     #[error("sequence {sequence} does not use the node: mark it first, and release it once")]
     NotInUse {
-        /// The sequence's number.
+        /// Number of the sequence.
         sequence: i64,
     },
     /// The trie cannot number any more nodes.
@@ -103,21 +103,21 @@ impl Error {
 
 /// A sequence of tokens, each stored in 32 bits.
 pub trait Tokens {
-    /// Number of tokens.
+    /// Number of tokens in the sequence.
     fn len(&self) -> usize;
 
     /// Token at the index `position`, which must be below [`Tokens::len`].
     fn at(&self, position: usize) -> u32;
 
-    /// True if there are no tokens.
+    /// True if the sequence has no tokens.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Number of tokens from index `start` on that equal the beginning of `kept`.
+    /// Number of tokens of this sequence, from index `start` on, that equal the beginning of `kept`.
     fn common(&self, start: usize, kept: &[u32]) -> usize;
 
-    /// Appends the tokens from `start` to before `end` to `kept`.
+    /// Appends the tokens of this sequence from index `start` to before `end` to `kept`.
     fn copy(&self, start: usize, end: usize, kept: &mut Vec<u32>);
 }
 

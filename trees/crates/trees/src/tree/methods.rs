@@ -150,7 +150,7 @@ macro_rules! tree_methods {
                 self.tree.contains_tenant(tenant)
             }
 
-            /// Number of nodes, without the root.
+            /// Number of nodes in the tree, without the root.
             #[must_use]
             pub fn node_count(&self) -> usize {
                 self.tree.node_count()

@@ -44,7 +44,7 @@ pub(crate) use text::Text;
 pub(crate) use tokens::Tokens;
 pub(crate) use units::Units;
 
-/// Name of a tenant: a worker, usually given by its URL.
+/// Name of a tenant, for which the tree records prompts: usually a worker's URL.
 pub type TenantId = Arc<str>;
 
 /// Result of a match: the tenant with the longest prefix of a prompt, and lengths.
@@ -97,7 +97,7 @@ pub enum TreeError {
     /// The page size is not supported.
     #[error("page_size must be a power of two from 1 to 128, got {got}")]
     PageSize {
-        /// The given page size.
+        /// Page size that was given, in tokens.
         got: usize,
     },
     /// The name of the eviction policy is unknown.
@@ -105,13 +105,13 @@ pub enum TreeError {
         "unknown eviction policy {name:?}: it is one of \"lru\", \"lfu\", \"fifo\", \"mru\", \"filo\", \"priority\""
     )]
     UnknownPolicy {
-        /// The given name.
+        /// Name that was given for the eviction policy.
         name: String,
     },
     /// The bytes are not a snapshot of a tree of this kind.
     #[error("not a snapshot: {why}")]
     Snapshot {
-        /// Description of the error in the bytes.
+        /// Description of what is wrong with the snapshot's bytes.
         why: &'static str,
     },
 }

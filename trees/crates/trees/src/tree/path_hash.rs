@@ -3,10 +3,11 @@
 //! The first 8 bytes, little-endian, of BLAKE3 over the path's UTF-8 bytes or its tokens' little-endian bytes, as in
 //! other routers. 0 means "all nodes" and is never a path's hash: a path with this hash gets 1.
 
-/// Value in place of a path's hash that stands for all nodes that a tenant holds.
+/// Value, in place of the hash of a node's path (the text or tokens from the root), that stands for all nodes that a
+/// tenant holds.
 pub const GLOBAL_EVICTION_HASH: u64 = 0;
 
-/// Incremental computation of the hash of a node's path.
+/// Incremental computation of the hash of a node's path, the text or tokens from the root to the node's end.
 #[derive(Debug, Clone, Default)]
 pub struct PathHasher(blake3::Hasher);
 

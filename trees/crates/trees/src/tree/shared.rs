@@ -122,7 +122,8 @@ impl<U: Units> SharedTree<U> {
         (found, name)
     }
 
-    /// Updates a tenant's order of eviction after an access that brings a leaf's eviction forward.
+    /// Updates a tenant's order of eviction after an access at `found` that brings a leaf's eviction forward, which it
+    /// does under some policies.
     fn hasten(&self, found: &Descent, tenant: u32) {
         let mut core = self.core.write();
         if core.try_node(found.node).is_some_and(|n| n.birth == found.birth) {
@@ -193,12 +194,12 @@ impl<U: Units> SharedTree<U> {
     }
 }
 
-/// Place where every descent begins: the root.
+/// Place where every descent along an input begins: the root, with nothing matched.
 pub(crate) const START: Descent = Descent { node: ROOT, birth: 0, shape: 0, within: 0, mark: 0, items: 0, units: 0 };
 
 impl<U: Units> Core<U> {
-    /// Follows `input` down the tree from `found` as far as it matches. The rest of the edge at `found` is not
-    /// compared: the input differs from it, or the edge is at its end.
+    /// Follows `input` down the tree from the place `found` as far as it matches. The rest of the edge (text or tokens
+    /// of a node) at `found` is not compared: the input differs from it, or the edge is at its end.
     pub(crate) fn descend(&self, mut found: Descent, input: &[U::Item]) -> Descent {
         let units = &*self.units_of;
         let mut at = self.node(found.node);
@@ -267,7 +268,8 @@ impl<U: Units> Core<U> {
         above
     }
 
-    /// Splits the edge at `found` if the match ends within it, and returns the node that ends there.
+    /// Splits the node at `found` in two if the match ends within its edge (its text or tokens), and returns the node
+    /// that ends there.
     pub(crate) fn boundary(&mut self, found: &Descent) -> u32 {
         let node = self.node(found.node);
         if found.within == node.items {

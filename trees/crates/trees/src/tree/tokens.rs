@@ -15,24 +15,26 @@ use super::path_hash::PathHasher;
 use super::units::{LONGEST, Mark, Units};
 
 const BLOCK: usize = 128;
-/// Number of words for the low halves of a block's tokens: each word has two tokens half a block apart.
+/// Number of words for the low halves of the tokens of a block (tokens that are packed together): each word has two
+/// tokens half a block apart.
 const LOW: usize = BLOCK / 2;
 /// Number of tokens processed in parallel.
 const LANES: usize = 16;
-/// Number of words in a row of bits, one bit for each token of a block.
+/// Number of words in a row of bits: one bit for each token of a block (tokens that are packed together).
 const ROW: usize = BLOCK / 32;
-/// Maximum number of rows of further bits in a packed block; with more, packing saves too little.
+/// Maximum number of rows of bits (one bit of each token) beyond the low halves in a packed block of tokens; with more,
+/// packing saves too little.
 const ROWS: u32 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Tokens {
     page: usize,
-    /// Largest number of rows of further bits that a buffer has needed so far.
+    /// Largest number of rows of bits (one bit of each token, beyond the low halves) that a buffer has needed so far.
     rows: AtomicU32,
 }
 
 pub(crate) struct TokenBuffer {
-    /// Number of packed blocks; the tokens after them are unpacked.
+    /// Number of packed blocks of tokens in the buffer; the tokens after them are unpacked.
     blocks: u32,
     rows: u32,
     words: Box<[u32]>,
@@ -59,7 +61,7 @@ impl TokenBuffer {
         }
     }
 
-    /// True if a packed block consists of the given tokens.
+    /// True if a packed block of this buffer consists of the given tokens.
     fn equals(&self, block: usize, tokens: &[u32; BLOCK]) -> bool {
         let words = self.block(block);
         match self.rows {
