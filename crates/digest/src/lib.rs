@@ -47,7 +47,7 @@ pub enum Error {
     /// The site's name in a digest is empty or too long.
     #[error("a site's name has 1 to {most} bytes, got {got}")]
     Name {
-        /// Length of the given name, in bytes.
+        /// Length of the given site name, in bytes.
         got: usize,
         /// Maximum length of a site's name in a digest, in bytes.
         most: usize,
@@ -75,7 +75,7 @@ pub enum Error {
     /// A site cannot be added, because there are too many.
     #[error("there are {most} sites already, and no more can be numbered")]
     TooMany {
-        /// Maximum number of sites.
+        /// Maximum number of sites in the index of sites.
         most: usize,
     },
 }

@@ -227,7 +227,7 @@ impl Sites {
         }
     }
 
-    /// Removes all marks (prefix hashes) of a site, by a scan of the whole table.
+    /// Removes all marks (prefix hashes) of a site, by a scan of the whole hash table.
     fn clear(&mut self, at: usize) {
         if self.sites[at].as_ref().is_some_and(|site| site.marks > 0) {
             let has = |(_, set): &(u64, u32)| self.sets.has(*set, at);

@@ -133,7 +133,7 @@ pub(crate) const PROBE_EVERY: u32 = 32;
 /// Source of the knowledge which blocks a site really has: its index or an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// Answer of the site's exact index.
+    /// Answer of the site's exact index to a query for the prompt.
     Answer,
     /// Number of cached tokens that one of the site's engines reported for a request.
     Engine,
@@ -147,7 +147,7 @@ pub(crate) struct Trust {
     doubted: bool,
     /// Number of comparisons of the site's claims.
     pub(crate) compared: u64,
-    /// Number of comparisons in which the site had fewer blocks than claimed.
+    /// Number of comparisons in which the site had fewer blocks than it claimed.
     pub(crate) short: u64,
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 const SHARDS: usize = 64;
-/// Number of a set that denotes an empty entry of the hash table.
+/// Number that denotes an empty entry of the hash table, in place of the number of a set of sites.
 const EMPTY: u32 = u32::MAX;
 /// Minimum capacity of a shard (part of the hash table) that is not empty, in entries.
 const SMALLEST: usize = 16;

@@ -84,7 +84,7 @@ pub struct Candidates {
     pub way: Option<(usize, PromptWay)>,
 }
 
-/// Calls a macro with the names of all columns of [`Candidates`].
+/// Calls the given macro with the names of all columns of [`Candidates`].
 macro_rules! columns {
     ($each:ident, $($rest:tt)*) => {
         $each! { $($rest)*

@@ -134,12 +134,12 @@ pub trait Policy: Send {
         let _ = (placed, tokens, now);
     }
 
-    /// Records the end of a request, successful or not. Called once for each request that was sent.
+    /// Informs the policy of the end of a request, successful or not. Called once for each request that was sent.
     fn ended(&mut self, placed: &Placement, now: f64) {
         let _ = (placed, now);
     }
 
-    /// Forgets a worker that has left, as its number may be given to another worker.
+    /// Removes what the policy remembers about a worker that has left, as its number may be given to another worker.
     fn left(&mut self, worker: u32) {
         let _ = worker;
     }

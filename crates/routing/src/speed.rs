@@ -3,7 +3,7 @@
 
 /// Weight of the fleet's mean speed in a worker's estimate, as a number of samples.
 const FLEET_WEIGHT: f64 = 3.0;
-/// Lower limit of the weight of a new sample in the mean, so that old samples are forgotten.
+/// Lower limit of the weight of a new sample of a worker's speed in the mean, so that old samples are forgotten.
 const SLOWEST: f64 = 0.08;
 /// Number of a worker's first speed samples, whose median is the estimate. Each later sample counts as at most twice
 /// and at least half of the estimate.
@@ -28,7 +28,7 @@ const LEAST_SECONDS: f64 = 1e-3;
 pub(crate) struct RunningMean {
     log: f64,
     samples: f64,
-    /// Logarithms of the first samples of the mean, in ascending order.
+    /// Logarithms of the first samples of which the mean is formed, in ascending order.
     first: [f64; FIRST],
     /// Number of consecutive samples ignored as outliers: positive if they were too high, negative if too low.
     strays: i8,

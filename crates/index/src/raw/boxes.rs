@@ -31,7 +31,7 @@ unsafe impl<T: Send> Send for SharedBox<T> {}
 unsafe impl<T: Sync> Sync for SharedBox<T> {}
 
 impl<T> SharedBox<T> {
-    /// Converts to a plain box; may be called only when no reader can use the content any longer.
+    /// Converts this shared box to a plain one; may be called only when no reader can use the content any longer.
     pub(crate) fn into_box(self) -> Box<T> {
         let it = std::mem::ManuallyDrop::new(self);
         // SAFETY: as when it is dropped, which it is not.

@@ -87,7 +87,8 @@ pub(super) struct Words {
 pub(super) struct ChangeRecord {
     /// Version of this record of a head's levels, odd while the writer is changing the record.
     version: AtomicU32,
-    /// Odd version that the run's head has during its change. `head`: address of this head.
+    /// Version, an odd number, that the run's head has during the change that the writer is making. `head`: memory
+    /// address of this head.
     change: AtomicU32,
     head: AtomicUsize,
     words: Words,

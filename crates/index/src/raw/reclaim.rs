@@ -38,7 +38,7 @@ pub(crate) struct Readers {
     under_change: Arc<ChangeRecord>,
 }
 
-/// Identifier of an index, unique within the process.
+/// Identifier of a block index, unique within the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct IndexId(u64);
 
@@ -50,7 +50,7 @@ impl IndexId {
     }
 }
 
-/// Guard of a reader: while it lives, no memory that the reader has found in the index is freed.
+/// Guard of a reader of the index: while it lives, no memory that the reader has found in the index is freed.
 pub(crate) struct Guard<'r> {
     cell: &'r Cell,
     readers: &'r Readers,
@@ -82,7 +82,7 @@ impl Readers {
         }
     }
 
-    /// Creates counters for this machine: one group of threads for each core, at most 32.
+    /// Creates reader counters for this machine: for one group of threads per core, at most 32 groups.
     pub(crate) fn for_this_machine() -> Self {
         let cores = std::thread::available_parallelism().map_or(8, usize::from);
         Self::new(cores.next_power_of_two().min(32))
@@ -287,7 +287,8 @@ mod loom_tests {
 
     use super::*;
 
-    /// Checks that a reader that finds the item linked finds it not yet freed, in all interleavings.
+    /// Checks that a reader that finds an item in the index finds memory that is not yet freed, in all interleavings of
+    /// reader and writer.
     #[test]
     fn never_frees_under_a_reader() {
         loom::model(|| {

@@ -84,7 +84,7 @@ impl Table {
         self.lines.shed()
     }
 
-    /// Number of entries at which the table should be replaced by a larger one.
+    /// Number of entries at which the hash table should be replaced by a larger one.
     pub(crate) fn room(&self) -> usize {
         self.lines.len() * FULL
     }
@@ -131,7 +131,7 @@ impl Table {
         None
     }
 
-    /// Adds a value under a hash. The caller must keep the number of entries below [`Self::room`].
+    /// Adds a value under a hash to the table. The caller must keep the number of entries below [`Self::room`].
     pub(crate) fn insert(&self, hash: u64, value: u64, _writer: &mut WriterToken) {
         let mut at = self.home(hash);
         loop {
@@ -184,7 +184,7 @@ impl Table {
         })
     }
 
-    /// Removes a value under a hash; returns true if the value was in the table.
+    /// Removes a value under a hash from the table; returns true if the table contained the value.
     pub(crate) fn remove(&self, hash: u64, value: u64, _writer: &mut WriterToken) -> bool {
         let Some((line, slot, distance)) = self.at(hash, value) else { return false };
         let meta = &self.lines[line].meta;

@@ -171,7 +171,8 @@ impl<H, T: Copy> Spares<H, T> {
         unsafe { ThinBox::write(std::mem::ManuallyDrop::new(spare).0, head, items) }
     }
 
-    /// Keeps a box for reuse, unless enough boxes are kept already. No reader uses the box any longer.
+    /// Keeps the memory of a freed box for reuse, unless enough boxes are kept already. No reader uses the box any
+    /// longer.
     pub(crate) fn keep(&mut self, it: ThinBox<H, T>) {
         let (class, bytes) = (class(it.get().items().len()), it.bytes());
         if class >= MOST_CLASSES || self.bytes + bytes > MOST_BYTES {

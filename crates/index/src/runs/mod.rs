@@ -60,7 +60,7 @@ pub(crate) struct Runs {
     free: ChunkedList<u32>,
     /// Pointers at which lookups start, to the table of child runs and the roster of holders; shared with the readers.
     pub(crate) shown: Arc<ReaderEntry>,
-    /// New table of child runs, while it is being built.
+    /// New table of child runs (runs that continue another run), while it is being built; None otherwise.
     next_children: Option<NextChildren>,
     live: usize,
     positions: usize,

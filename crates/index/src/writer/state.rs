@@ -16,7 +16,7 @@ use crate::sets::Sets;
 use crate::stats::{Counters, step};
 use crate::types::BlockHash;
 
-/// Largest number of block hashes for which a buffer is kept from one event to the next.
+/// Largest number of block hashes for which the memory of a buffer is kept from one event to the next.
 pub(super) const MOST_NAMES: usize = 1024;
 
 /// Largest number of a holder's blocks for which its private table of block hashes is built in one step (a holder: a
@@ -39,7 +39,7 @@ pub(crate) struct Writer {
     pub(super) workers: Workers,
     /// Reusable buffer for the block hashes of an event.
     pub(super) names_of_event: Vec<u64>,
-    /// Reusable buffer for the block hashes that a removal deletes.
+    /// Reusable buffer for the block hashes of the blocks that a removal removes.
     pub(super) gone: Vec<u64>,
     /// Reusable buffer for the levels of a run (numbers of its first blocks with their holders) while they change.
     pub(super) levels: Vec<Level>,
@@ -181,7 +181,7 @@ impl Writer {
         }
     }
 
-    /// True if there is unlinked memory that can be freed, as no reader can use it any longer.
+    /// True if there is memory, unlinked from the index, that can be freed, as no reader can use it any longer.
     pub(super) fn has_garbage(&self) -> bool {
         self.trash.is_ready()
     }

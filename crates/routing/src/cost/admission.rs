@@ -30,7 +30,7 @@ struct QueuedRequest {
     uncached: f64,
     prefill: f64,
     blocks: f64,
-    /// Largest number of tokens that the request may generate; None if the request sets no limit.
+    /// Largest number of tokens that may be generated for the request; None if the request sets no limit.
     most: Option<f64>,
     tail: Tail,
 }
@@ -126,7 +126,7 @@ impl Engine {
         self.blocks += blocks;
     }
 
-    /// Records the first token of a request, which moves from the queue to the running requests.
+    /// Records the first token of a request, which moves from the engine's queue to its running requests.
     pub(super) fn first_token(&mut self, number: u64, now: f64) {
         *self.foreseen.get_mut() = None;
         let Some(at) = self.queue.iter().position(|its| its.number == number) else { return };
@@ -237,7 +237,8 @@ impl Engine {
             || self.running.len() as f64 >= cache.limit
     }
 
-    /// Records if the first request of the engine's queue cannot start for lack of room.
+    /// Records whether the first request of the engine's queue cannot start for lack of room: cache space, or a place
+    /// among the requests that run at once.
     pub(super) fn look(&mut self, cache: &Cache, step: f64, now: f64) {
         self.blocked = self.blocked || self.is_blocked(cache, step, now);
     }

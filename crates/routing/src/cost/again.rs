@@ -9,7 +9,8 @@ const SLOTS: usize = 1 << 16;
 /// Distance between two sampled blocks of a prompt. Sampled positions are multiples of it, so prompts with a common
 /// beginning are sampled at the same blocks.
 const EVERY: usize = 8;
-/// Factor by which the counts of earlier blocks shrink with each new sampled block.
+/// Factor by which the counts of earlier blocks (all computed ones, and those computed again) shrink with each new
+/// sampled block.
 const KEPT: f64 = 1.0 - 1.0 / 4_096.0;
 /// Number of computed blocks that are assumed at the beginning, none of which was computed before.
 const PRIOR: f64 = 64.0;

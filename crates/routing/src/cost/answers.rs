@@ -1,6 +1,6 @@
 //! Estimate of the number of tokens of an answer, and of the tokens still to come of an answer that has begun.
 
-/// Largest number of answers that are remembered.
+/// Largest number of answers whose lengths are remembered.
 const MOST: usize = 1_024;
 /// Number of new answers after which the sorted lengths and their sums are computed again.
 const FRESH: usize = 16;

@@ -22,7 +22,7 @@ pub(super) struct RunningLimit {
     score: f64,
     /// Time of the engine's last report, in seconds.
     at: f64,
-    /// True if a request has started to run since the last report that counted.
+    /// True if a request has started to run since the engine's last report that counted as evidence.
     has_begun: bool,
 }
 

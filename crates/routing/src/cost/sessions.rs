@@ -130,7 +130,7 @@ impl Sessions {
         f64::from(self.living.get(worker as usize).copied().unwrap_or_default())
     }
 
-    /// Number of requests that a new session is expected to send after its first one.
+    /// Number of requests that a new session is expected to send after its first one, from the sessions so far.
     pub(super) fn to_come(&self) -> f64 {
         self.later / (self.over + 0.5 * self.places.len() as f64 + 1.0)
     }

@@ -41,9 +41,9 @@ pub enum Retention {
 pub struct PredictedIndex {
     forgets: Retention,
     caches: Vec<Cache>,
-    /// Requests in flight, each with its worker and the keys of its blocks.
+    /// Requests in flight by number, each with its worker and the keys (hashes) of its blocks.
     using: HashMap<u64, (u32, Vec<u64>)>,
-    /// Reusable buffer for the keys of a prompt's blocks.
+    /// Reusable buffer for the keys (hashes) of a prompt's blocks.
     names: Vec<u64>,
     outputs: u64,
 }

@@ -34,7 +34,7 @@ struct PolicyAnswer {
     next: u64,
     /// Worker that the request waits for; None if it waits for any.
     aim: Option<Aim>,
-    /// True if the policy may be asked again about the request without waiting for an event.
+    /// True if the policy may be called again for the request without waiting for an event.
     is_due: bool,
 }
 

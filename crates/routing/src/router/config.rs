@@ -17,7 +17,7 @@ pub enum Order {
     LeastWork,
 }
 
-/// Upper limit of those numeric settings that need no particular limit.
+/// Upper limit of those numeric settings that need no particular upper limit.
 const MOST: f64 = 1e9;
 
 /// Declares the settings, each with its documentation, name, type, default, and the range that [`Config::from_options`]
@@ -51,7 +51,8 @@ macro_rules! settings {
         }
 
         impl Config {
-            /// Removes the settings that are numbers from the options, each by its name, and sets them.
+            /// Removes the settings that are numbers from `options`, each by its name, and sets them in this
+            /// configuration.
             fn take_numbers(&mut self, options: &mut Options) -> Result<(), Error> {
                 $(self.$name = options.number(stringify!($name), self.$name as f64, $low, $high)? as $kind;)+
                 Ok(())
@@ -96,7 +97,8 @@ settings! {
     queue_limit: usize = 4_096, 0.0 to MOST;
     /// Seconds after which a waiting request is placed, even if the policy would let it wait longer.
     queue_timeout: f64 = 60.0, 0.0 to MOST;
-    /// Weight of a second of waiting against a second of prefill, with [`Order::LeastWork`].
+    /// Weight of a second that a request has waited in the router, relative to a second of prefill, with
+    /// [`Order::LeastWork`].
     ageing: f64 = 0.3, 0.0 to MOST;
     /// Number of waiting prompts compared when a worker has room: the oldest ones of the highest priority. With more
     /// than 64 workers, fewer are compared. Consecutive requests with the same prompt count as one.

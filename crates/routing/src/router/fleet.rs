@@ -39,7 +39,7 @@ pub(super) struct Slot {
     pub(super) rank: u32,
     pub(super) state: State,
     joined: f64,
-    /// True if the worker joined the fleet at a time when other workers were busy.
+    /// True if the worker joined the fleet late, that is, when other workers were busy.
     pub(super) late: bool,
     /// Number of requests that had been placed in the fleet when this worker joined.
     pub(super) joined_at: u64,
@@ -219,7 +219,8 @@ impl Fleet {
         rows.output_tokens_left[at] += share.output_left;
     }
 
-    /// Updates a worker's counts when a prompt there has been computed.
+    /// Updates the counts of a worker when a prompt of a request there has been computed. `share`: load that the
+    /// request adds.
     pub(super) fn prompt_computed(&mut self, at: u32, share: &Share) {
         let (at, rows) = (at as usize, &mut self.rows);
         rows.waiting[at] -= 1;
@@ -435,7 +436,8 @@ impl Fleet {
         &self.chosen
     }
 
-    /// Ways in which the workers can get a prompt's blocks; None if nothing can be loaded or pulled.
+    /// Ways in which the workers can get a prompt's blocks (by loading, pulling, computing); None if nothing can be
+    /// loaded or pulled.
     #[inline]
     pub(super) fn ways<'t>(
         &self,
@@ -480,7 +482,7 @@ impl Fleet {
         }
     }
 
-    /// True if the numbers of the workers have no gaps, and all workers are up.
+    /// True if the numbers of the workers have no gaps, and all workers receive requests.
     pub(super) fn is_dense(&self) -> bool {
         self.up == self.slots.len()
     }

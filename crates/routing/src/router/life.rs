@@ -8,7 +8,7 @@ use crate::router::request_changes::ComputeTime;
 use crate::router::{Reservation, Router};
 use crate::time::Time;
 
-/// Smallest number of tokens of an answer that a sample of the time between tokens covers.
+/// Smallest number of an answer's tokens over which the time between tokens is measured for one sample.
 const STEPS: f64 = 8.0;
 /// Lower limit of the weight of a new request in the mean number of generated tokens.
 const OUTPUT_SHARE: f64 = 0.02;

@@ -92,7 +92,7 @@ pub struct Router {
     counts: Counts,
     mean_output: f64,
     outputs: f64,
-    /// Largest number of alternative workers that a decision names.
+    /// Largest number of alternative workers that the router names in a decision.
     others: usize,
     /// Decaying sum of the prompt tokens that were expected to be computed; `gone`: decaying sum of the prompt tokens
     /// that were expected in a cache but had been evicted when the request arrived.
@@ -128,7 +128,7 @@ struct Reservation {
     /// Number of the prompt's blocks that are not stored by hash; they count as used by this request alone.
     nameless: f64,
     uncached: u32,
-    /// Loads and pulls of blocks for the request; None if there are none.
+    /// Loads and pulls of blocks that were planned for the request; None if there are none.
     moved: Option<Box<MovedTokens>>,
 }
 

@@ -99,9 +99,9 @@ pub struct Decision {
 /// Way in which a worker gets the part of a prompt that it does not hold on its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TransferAction {
-    /// Computing the whole part, though the worker could load blocks.
+    /// Computing the whole missing part of the prompt, though the worker could load blocks.
     Compute,
-    /// Loading blocks from the worker's own tiers, and computing the rest.
+    /// Loading blocks from the worker's own tiers, and computing the rest of the prompt.
     Load,
     /// Pulling blocks from another worker.
     Pull,

@@ -504,7 +504,8 @@ impl Router {
     }
 }
 
-/// Candidate with the least queued work relative to its speed; among equals, the fewest requests.
+/// Row of the candidate with the least queued work relative to its speed; among equals, the one with the fewest
+/// requests.
 fn least_loaded(candidates: &Candidates) -> usize {
     let load = |row: usize| (candidates.queued_tokens[row] / candidates.prefill_rate[row], candidates.requests[row]);
     let less = |a: &usize, b: &usize| {

@@ -67,7 +67,7 @@ impl WaitingRequest {
             && self.content_hashes == other.content_hashes
     }
 
-    /// Converts the copy back to a request. `waited`: seconds that it has waited.
+    /// Converts this copy back to a request in the form that policies receive. `waited`: seconds that it has waited.
     pub(super) fn request(&self, waited: f64) -> Request<'_> {
         Request {
             waited,
@@ -310,7 +310,7 @@ impl WaitingRequests {
         }
     }
 
-    /// Removes and returns a request whose waiting time has ended; None if there is none.
+    /// Removes and returns a request whose allowed waiting time has ended; None if there is none.
     pub(super) fn overdue(&mut self, now: f64) -> Option<u64> {
         while let Some(&(until, number)) = self.ends.front() {
             let there = self.keys.contains_key(&number);

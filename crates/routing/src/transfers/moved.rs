@@ -22,15 +22,15 @@ const SHORTEST: f64 = 1e-4;
 /// Result of pulling blocks from another worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PullResult {
-    /// All expected tokens were in the consumer's cache.
+    /// All tokens expected from the pull were in the consumer's cache (the consumer is the worker that pulls).
     Brought,
-    /// Only a part of the expected tokens was in the consumer's cache.
+    /// Only a part of the tokens expected from the pull was in the consumer's cache.
     Short,
-    /// None of the expected tokens was in the consumer's cache.
+    /// None of the tokens expected from the pull was in the consumer's cache.
     Nothing,
-    /// The first token of the request came much later than expected, or not at all.
+    /// The first token of the request with the pull came much later than expected, or not at all.
     Late,
-    /// The request failed, or was abandoned.
+    /// The request with the pull failed, or was abandoned.
     Failed,
     /// The result is unknown, as the engine did not report the number of cached tokens.
     Unknown,
@@ -152,7 +152,7 @@ impl MovedTokens {
         self.comes_whole = true;
     }
 
-    /// Records that the first token of a request with a pull is late.
+    /// Records that the first token of a request with a pull of blocks is late.
     pub(crate) fn is_late(&mut self, transfers: &mut Transfers, now: f64) {
         if let Some(source) = self.source.filter(|_| !self.comes_whole) {
             self.is_late = true;
@@ -198,7 +198,7 @@ impl MovedTokens {
         Some(if late { PullResult::Late } else { result })
     }
 
-    /// Result of a pull whose request failed; None if nothing was pulled.
+    /// Result of the pull of blocks of a request that failed; None if nothing was pulled.
     pub(crate) fn failed(&self) -> Option<PullResult> {
         self.source.map(|_| if self.is_late { PullResult::Late } else { PullResult::Failed })
     }

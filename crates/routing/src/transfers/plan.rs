@@ -17,7 +17,7 @@ const MOST_SOURCES: usize = 3;
 pub(super) struct Source {
     worker: u32,
     group: u32,
-    /// Number of leading blocks that can be pulled from the worker.
+    /// Number of the prompt's leading blocks that can be pulled from the worker.
     blocks: u32,
     /// Number of tokens that the worker is sending to other workers now.
     outgoing: f64,
@@ -48,9 +48,9 @@ pub struct Ways<'t> {
 /// may also compute all blocks that it does not hold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeastTransfer {
-    /// Number of leading blocks that the candidate has on its device when the request starts.
+    /// Number of leading blocks of the prompt that the candidate has on its device when the request starts.
     pub(crate) device: u32,
-    /// Upper bound of the number of leading blocks that are not computed.
+    /// Upper bound of the number of leading blocks of the prompt that are not computed.
     pub(crate) reached: u32,
     /// Lower bound of the seconds that loads and pulls of blocks take, if there are any.
     pub(crate) seconds: f64,
@@ -64,9 +64,9 @@ pub(crate) struct LeastTransfer {
 /// Ways for a worker to get a prompt's blocks without pulling from another worker.
 #[derive(Debug, Clone, Copy)]
 struct OwnWay {
-    /// Best way for the worker to get the blocks without pulling from another worker.
+    /// Best way for the worker to get the prompt's blocks without pulling from another worker.
     best: PromptWay,
-    /// Way for the worker to get the blocks by loading all that it can load.
+    /// Way for the worker to get the prompt's blocks by loading all that it can load.
     all: PromptWay,
     /// Cost of the best way without pulling ([`OwnWay::best`]), in weighted seconds: a second of computing counts as
     /// [`COMPUTED`] seconds of a load or a wait.

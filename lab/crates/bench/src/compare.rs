@@ -96,7 +96,7 @@ impl Comparison {
         }
     }
 
-    /// Sentence that describes the number of errors, for a report.
+    /// Sentence that states how many errors the comparison found, for a report.
     pub(crate) fn words(&self) -> String {
         let held = self.holdings.map_or_else(String::new, |Holdings { compared, missing, extra }| {
             format!("{missing} of {compared} held blocks missing, {extra} held that should not be; ")

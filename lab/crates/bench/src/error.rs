@@ -6,7 +6,7 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A column of a plan is invalid.
+    /// A column of a plan (the list of one property of all its operations) is invalid.
     #[error("{0}")]
     Plan(String),
     /// A file is not a plan, is truncated, or was altered.
@@ -25,7 +25,7 @@ pub enum Error {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// An option is unknown or impossible.
+    /// An option of the load test is unknown or has an impossible value.
     #[error("{0}")]
     Options(String),
     /// The tested index could not be created.

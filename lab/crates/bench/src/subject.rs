@@ -47,9 +47,9 @@ pub trait Subject: Send + Sync + 'static {
     /// State that a query thread keeps between lookups, such as a buffer for answers.
     type Lane: Send + 'static;
 
-    /// Converts an event to the index's form; not timed.
+    /// Converts an event to the form in which the index accepts it; not timed.
     fn message(&self, change: Change) -> Self::Message;
-    /// Converts a query to the index's form; not timed.
+    /// Converts a query to the form in which the index accepts it; not timed.
     fn query(&self, contents: &[u64]) -> Self::Query;
     /// Creates the state that a new query thread keeps between its lookups.
     fn lane(&self) -> Self::Lane;
@@ -70,7 +70,7 @@ pub trait Subject: Send + Sync + 'static {
     fn answer(&self, contents: &[u64], scores: &mut Scores) -> Result<(), String>;
     /// All pairs of a worker and a held block, in any order, after a flush; `None` if the index cannot list them.
     fn holdings(&self) -> Option<Vec<(WorkerId, BlockHash)>>;
-    /// Counts reported by the index, after a flush.
+    /// Counts reported by the index, such as refused stores, after a flush.
     fn counts(&self) -> Counts;
     /// Gives up the load test: queued events need not be applied. Lookups may still be running.
     fn give_up(&self) {}

@@ -75,7 +75,7 @@ pub struct GroupedIndex {
     options: GroupOptions,
     top: Arc<Top>,
     groups: RwLock<HashMap<u32, Arc<PositionalIndexer>>>,
-    /// Number of messages for queries: probes sent to groups, and their answers.
+    /// Number of messages for queries: searches sent to groups of workers, and their answers.
     asked: AtomicU64,
     /// Number of stores that were refused before they reached the index of a group of workers.
     refused: AtomicU64,

@@ -25,15 +25,15 @@ pub enum Refusal {
         "{block_hashes} block hashes but {content_hashes} content hashes: a store needs one content hash for each block hash"
     )]
     LengthMismatch {
-        /// Number of block hashes.
+        /// Number of block hashes in the store.
         block_hashes: usize,
-        /// Number of content hashes.
+        /// Number of content hashes in the store.
         content_hashes: usize,
     },
     /// A store continues a block that the worker does not hold, and the design cannot keep blocks without their parent.
     #[error("worker {worker} does not hold block {}, which the store continues: store the parent first", parent.0)]
     UnknownParent {
-        /// Worker of the event.
+        /// Worker whose event was refused.
         worker: WorkerId,
         /// Block hash of the parent that the worker does not hold.
         parent: BlockHash,

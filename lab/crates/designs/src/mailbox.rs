@@ -24,10 +24,10 @@ use crossbeam_utils::{Backoff, CachePadded};
 
 use crate::interface::{Change, WorkerId};
 
-/// Number of changes in each vector of the queue.
+/// Number of changes in each full vector of the queue.
 const PAGE: usize = 1024;
 
-/// A query, as a function that the thread runs between two changes.
+/// A query, as a function that the thread that owns the index runs between two changes.
 pub(super) type Job<T> = Box<dyn FnOnce(&T) + Send>;
 
 /// Queue of changes and queries for the thread that owns a `T`.
@@ -112,7 +112,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Number of changes applied so far.
+    /// Number of changes that the thread has applied so far.
     pub(super) fn applied(&self) -> u64 {
         self.applied.load(Ordering::Acquire)
     }

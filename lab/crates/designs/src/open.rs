@@ -44,7 +44,7 @@ pub enum Deviation {
     Conflation,
     /// A missing block before held blocks is ignored, so that depths (numbers of leading blocks) are too large.
     Holes,
-    /// A block whose parent is not held is counted, or refused and not kept until the parent comes.
+    /// A block whose parent is not held counts as held, or is refused and not kept until the parent comes.
     Orphans,
     /// If a block hash is announced again for another block, the blocks that continue it keep their old position in the
     /// index.
@@ -135,7 +135,7 @@ pub enum OpenError {
     /// The design has no strict form, without its known errors.
     #[error("{name} cannot be strict: its errors follow from its design")]
     NeverStrict {
-        /// Name of the design.
+        /// Name of the design without a strict form.
         name: &'static str,
     },
     /// The design refused an option.

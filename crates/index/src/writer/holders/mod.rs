@@ -43,7 +43,8 @@ pub(crate) struct Holder {
     /// Runs of blocks in which the holder (a rank's cache) has blocks. May contain runs in which it no longer has any,
     /// and runs twice.
     pub(crate) runs: Vec<u32>,
-    /// Progress of cleaning up the list of runs of blocks; None if no clean-up is under way.
+    /// Progress of removing outdated entries from the list of the holder's runs of blocks; None if no clean-up is under
+    /// way.
     pub(super) tidying: Option<Box<ListCleanup>>,
     /// Number of runs of blocks in which the holder (a rank's cache) has blocks.
     pub(crate) entered: u32,
@@ -271,7 +272,7 @@ impl ListCleanup {
         size_of::<Self>() + self.seen.capacity() * size_of::<u64>()
     }
 
-    /// Records a run of blocks as kept in the list; returns true if it was not recorded before.
+    /// Records a run of blocks as kept in the holder's list; returns true if the run was not recorded before.
     pub(super) fn is_first(&mut self, run: u32) -> bool {
         let (word, bit) = (run as usize / 64, 1 << (run % 64));
         if self.seen.len() <= word {
@@ -333,7 +334,8 @@ impl Departures {
 /// A run may occur twice, or its number may belong to another run by now.
 pub(in crate::writer) struct OrderedRuns {
     listed: Vec<u32>,
-    /// Heap of the sorted runs of blocks, each with its sort key.
+    /// Heap of those runs of the holder that are sorted already, each with its sort key (distance from the beginning of
+    /// the prompt).
     sorted: BinaryHeap<(u32, u32)>,
     is_root_first: bool,
 }
@@ -370,7 +372,7 @@ impl OrderedRuns {
         if *left > 0 { self.sorted.pop().map(|(_, run)| run) } else { None }
     }
 
-    /// Puts a run of blocks back, so that a later call of `next` returns the run again.
+    /// Puts a run of blocks back into this order, so that a later call of `next` returns the run again.
     pub(in crate::writer) fn put_back(&mut self, run: u32, runs: &Runs) {
         let start = runs.start(run);
         self.sorted.push((if self.is_root_first { !start } else { start }, run));
@@ -384,7 +386,7 @@ pub(crate) struct Watch {
     pub(in crate::writer) holders: [u32; 2],
     /// Block hashes of the rank that changed since they were last fetched by `Writer::take_touched`.
     pub(in crate::writer) touched: HashSet<u64>,
-    /// True if all block hashes of the rank changed, so that the copy is worthless.
+    /// True if all block hashes of the rank changed, so that the copy being made of its blocks is worthless.
     pub(in crate::writer) over: bool,
 }
 

@@ -275,9 +275,9 @@ impl<L: Line> Lines<L> {
         len * 5 < self.room() * 2 && self.sides[UPPER].lines > 1
     }
 
-    /// Grows or shrinks the table by some steps, as needed for `more` entries in addition to the present `len`;
-    /// `changed`: number of entries added or removed since the last call. The function `shift` returns a side's `shift`
-    /// for a number of lines; `to` moves the entries of a line.
+    /// Grows or shrinks the hash table by some steps, as needed for `more` entries in addition to the present `len`;
+    /// `changed`: number of entries added or removed since the last call. The function `shift` returns, for a number of
+    /// lines (groups of entries), how many low bits of a hash are not stored; `to` moves the entries of a line.
     #[cold]
     #[inline(never)]
     pub(in crate::writer) fn make_ready(
@@ -350,7 +350,8 @@ impl<L: Line> Lines<L> {
         }
     }
 
-    /// Frees a piece of the table's memory; returns true if more are left. The table must not be searched afterwards.
+    /// Frees a part of the memory of the hash table; returns true if more is left. The table must not be searched
+    /// afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         for side in &mut self.sides {
             while let Some(piece) = side.pieces.pop() {

@@ -57,7 +57,7 @@ impl OwnTable {
         self.lines.bytes()
     }
 
-    /// True if the counts of bytes and block hashes are correct, for tests.
+    /// True if the table's counts of its bytes and block hashes are correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         self.lines.is_counted() && self.len == self.iter().count()
@@ -96,7 +96,7 @@ impl OwnTable {
         }
     }
 
-    /// All block hashes, each with the number of its position (run of blocks and offset).
+    /// All block hashes in the table, each with the number of its position (run of blocks and offset).
     pub(in crate::writer) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.lines.iter().flat_map(|line| line.names.iter().copied().zip(line.numbers));
         entries.filter(|(name, _)| *name != NO_NAME)
@@ -160,7 +160,7 @@ impl OwnTable {
         true
     }
 
-    /// Removes a block hash; returns true if it was in the table.
+    /// Removes a block hash from the table; returns true if the table contained it.
     #[inline]
     pub(in crate::writer) fn remove(&mut self, name: u64) -> bool {
         let hash = self.hash(name);

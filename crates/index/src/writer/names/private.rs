@@ -31,9 +31,9 @@ struct TableBuilder {
 /// before it was added.
 pub(crate) struct NameTableBuilder {
     pub(in crate::writer) names: PrivateNames,
-    /// Runs of blocks whose block hashes are still to be added.
+    /// Runs of blocks whose block hashes are still to be added to the private table.
     pub(in crate::writer) runs: Vec<u32>,
-    /// Number of blocks of the last run in `runs` whose block hashes were added.
+    /// Number of blocks of the last run in `runs` whose block hashes were already added to the private table.
     pub(in crate::writer) offset: u32,
 }
 
@@ -59,13 +59,14 @@ impl NameTableBuilder {
         }
     }
 
-    /// True if the count of the block hashes is correct, and `is_right` holds for each; for tests.
+    /// True if the table's count of its block hashes is correct, and `is_right` holds for each block hash and position;
+    /// for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self, mut is_right: impl FnMut(u64, u32) -> bool) -> bool {
         self.names.table.is_counted() && self.names.table.iter().all(|(name, number)| is_right(name, number))
     }
 
-    /// Removes block hashes from the table, as far as they are in it.
+    /// Removes those of the block hashes `names` that are in the table being built.
     pub(in crate::writer) fn forget(&mut self, names: &[u64]) {
         let table = &mut self.names.table;
         for &name in names.iter().filter(|name| **name != NO_NAME) {
@@ -194,7 +195,7 @@ impl PrivateNames {
         self.by_place(runs).name(at)
     }
 
-    /// Block hashes of one run of blocks, by offset.
+    /// Block hashes that the holder uses for the blocks of one run (a list of consecutive blocks), by offset.
     pub(crate) fn of_run(&self, run: u32, runs: &Runs) -> &[u64] {
         self.by_place(runs).names.get(&run).map_or(&[], Vec::as_slice)
     }
@@ -207,7 +208,7 @@ impl PrivateNames {
         names.iter().zip(start..).take_while(is_named).count()
     }
 
-    /// Sets the block hash of a position (run of blocks and offset).
+    /// Sets the holder's block hash of a position (run of blocks and offset) to `name`.
     pub(crate) fn push(&mut self, at: Position, name: u64, runs: &Runs) {
         self.table.make_ready(1, 0);
         self.table.insert_new(name, runs.number(at));

@@ -11,9 +11,10 @@ pub(in crate::writer) const ALL: u32 = 0x5_5555;
 /// Distance, in lines (groups of ten entries), between the line to which an entry's hash belongs and the later line
 /// where the entry is, from which on the stored part of the hash no longer tells to which line the entry belongs.
 pub(in crate::writer) const FAR: usize = 4;
-/// Positions of the parts of [`Line::notes`]. `LATE`: for each slot, a bit that is set if the entry's preferred line is
-/// an earlier one. `FAR_AWAY`: for each slot, a bit that is set if that line is [`FAR`] or more lines away, or at the
-/// end of the piece of memory. `OVERFLOW`: number of entries that are in later lines because this line was full.
+/// Indexes of the first bits of the three parts of [`Line::notes`]. `LATE`: for each slot (place in the line), a bit
+/// that is set if the entry belongs to an earlier line. `FAR_AWAY`: for each slot, a bit that is set if that line is
+/// [`FAR`] or more lines away, or at the end of the piece of memory. `OVERFLOW`: number of entries that belong to this
+/// line and are in later lines because it was full.
 pub(in crate::writer) const LATE: u32 = 0;
 pub(in crate::writer) const FAR_AWAY: u32 = SLOTS as u32;
 pub(in crate::writer) const OVERFLOW: u32 = 2 * SLOTS as u32;

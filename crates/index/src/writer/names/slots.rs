@@ -64,7 +64,7 @@ impl Slots {
         self.lines.bytes()
     }
 
-    /// True if the counts of bytes and entries are correct, for tests.
+    /// True if the hash table's counts of its bytes and entries are correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         let taken = self.lines.iter().map(|line| line.tags.iter().filter(|tag| **tag != 0).count());
@@ -87,7 +87,7 @@ impl Slots {
         Some(piece[line].words[slot])
     }
 
-    /// Adds a word under a hash. The table must have space for the word ([`Self::make_ready`]).
+    /// Adds a word under a hash to the table. There must be space for the word ([`Self::make_ready`]).
     #[inline]
     pub(in crate::writer) fn insert(&mut self, hash: u64, word: u32) {
         let side = self.lines.side_mut(hash);
@@ -163,9 +163,9 @@ fn move_line(mut from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn
     }
 }
 
-/// Moves the entries in a line at once, if they go to at most two lines of the other side (the other set of lines) that
-/// have space, and their tags tell to which one. Returns true if the entries were moved, as in nearly all cases; moving
-/// entries one by one takes several times as long.
+/// Moves the entries in a line (a group of ten entries) at once, if they go to at most two lines of `to`, the table's
+/// other set of lines, that have space, and their tags (parts of the hashes) tell to which one. Returns true if the
+/// entries were moved, as in nearly all cases; moving entries one by one takes several times as long.
 #[inline]
 fn move_within(from: &mut LineMove<'_, Line>, to: &mut Side<Line>) -> bool {
     let old = &mut from.piece[from.at];
@@ -228,8 +228,8 @@ fn move_one_by_one(from: &mut LineMove<'_, Line>, to: &mut Side<Line>, hash_of: 
 }
 
 /// True if an entry can be moved by its tag (part of its hash) alone, because all hashes with this tag belong to one
-/// line of the other side, and determine the tag there. Otherwise the key is needed: at the limits of lines, or if the
-/// other side's tags start at a later bit.
+/// line (a group of ten entries) of `to`, the table's other set of lines, and determine the tag there. Otherwise the
+/// key is needed: at the limits of lines, or if the tags in `to` start at a later bit.
 fn is_known(to: &Side<Line>, shift: u32, (least, largest): (u64, u64)) -> bool {
     to.shift >= shift && to.line_of(least) == to.line_of(largest)
 }

@@ -33,7 +33,7 @@ impl Roots {
 /// Result of adding blocks that an engine holds for certain but has not announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adoption {
-    /// Number of blocks that were added to the rank.
+    /// Success, with the number of blocks that were added to the rank.
     Blocks(usize),
     /// Refusal without any change, because the rank holds a block under the same block hash with another content or
     /// parent.

@@ -147,7 +147,7 @@ impl Writer {
 const BLOCK_STEPS: isize = 4;
 
 impl Writer {
-    /// Starts to clear a tier of a rank in steps.
+    /// Starts to clear a tier of a rank, that is, to remove all its blocks, in steps.
     pub(in crate::writer) fn begin_clearing(&mut self, rank: u32, tier: Tier) {
         let books = self.rank_mut(rank);
         let holder = if tier == Tier::Gpu { books.device } else { books.widest() };
@@ -242,7 +242,7 @@ const SMALL: u64 = 1 << 7;
 const SHARE: usize = 1 << 8;
 /// Largest number of blocks of one run (a list of consecutive blocks) that are cleared in one step.
 const MOST_OF_A_RUN: u32 = 1 << 9;
-/// Work of clearing a run of blocks in addition to its blocks, as a number of blocks.
+/// Work of clearing a run of blocks in addition to the work for its blocks, as an equal number of blocks.
 const RUN: usize = 16;
 
 impl Writer {

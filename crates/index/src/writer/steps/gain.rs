@@ -66,9 +66,9 @@ impl Writer {
         (is_named && self.covered(holder, at).is_some()).then(|| at.after())
     }
 
-    /// Stores a chain from a place that the holder (a rank's cache) has reached, up to the first block that needs
-    /// special treatment, because its block hash belongs to another position (run of blocks and offset) or its position
-    /// has another block hash. Returns the number of blocks stored.
+    /// Stores a chain for a holder (a rank's cache), from a place after a block that the holder has, up to the first
+    /// block that needs special treatment, because its block hash belongs to another position (run of blocks and
+    /// offset) or its position has another block hash. Returns the number of blocks stored.
     fn gain_chain(
         &mut self,
         holder: u32,

@@ -24,7 +24,7 @@ const ROUNDS: usize = 16;
 
 /// Result of copying one slice (a limited number) of a rank's blocks.
 pub(crate) enum Slice {
-    /// Completion of the copy of the rank's blocks.
+    /// Success: all blocks of the rank have been copied.
     Done,
     /// Progress: more slices of the rank's blocks must be copied.
     More,

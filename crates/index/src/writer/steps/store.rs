@@ -15,9 +15,9 @@ pub(crate) struct Chain<'a> {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) block_hashes: &'a [BlockHash],
     pub(crate) content_hashes: &'a [u64],
-    /// Rank for which the first part of the store was applied; None in the first part itself.
+    /// Rank for which the first part of the store was applied; None if this chain is the first part itself.
     begun: Option<StoreStart>,
-    /// Number of blocks in the parts of the store that follow this one.
+    /// Number of blocks in those parts of the store that follow this chain.
     promised: usize,
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Schedule {
     pub(crate) due: Vec<u64>,
     /// True for each operation that is a lookup.
     pub(crate) lookups: Vec<bool>,
-    /// Index of the first measured operation; earlier operations are the warm-up.
+    /// Index of the plan's first measured operation; earlier operations are the warm-up.
     pub(crate) first: usize,
     /// Deadline of the first measured operation, in ns.
     pub(crate) start: u64,
@@ -76,7 +76,7 @@ impl Schedule {
     }
 }
 
-/// Maximum number of operations issued between two readings of the clock, while all are due.
+/// Maximum number of operations issued between two readings of the clock, while their deadlines have passed.
 const BATCH: usize = 32;
 /// Interval at which the number of queued events is sampled, in ns.
 const LOOK: u64 = 1_000_000;

@@ -29,7 +29,7 @@ struct State {
     thread: OnceLock<Thread>,
 }
 
-/// State shared by the generator and the query threads.
+/// State shared by the generator of the load and the query threads.
 pub(crate) struct SharedState {
     issued: CacheLines<AtomicUsize>,
     claimed: CacheLines<AtomicUsize>,
@@ -40,7 +40,7 @@ pub(crate) struct SharedState {
 }
 
 impl SharedState {
-    /// Sets the moment from which deadlines are counted.
+    /// Sets the moment `origin`, from which deadlines are counted.
     pub(crate) fn begin(&self, origin: Instant) {
         let _ = self.origin.set(origin);
     }
@@ -70,7 +70,7 @@ impl SharedState {
         }
     }
 
-    /// Number of lookups answered so far.
+    /// Number of lookups that the query threads have answered so far.
     pub(crate) fn done(&self) -> u64 {
         self.threads.iter().fold(0, |sum: u64, state| sum.saturating_add(state.0.done.load(Ordering::Acquire)))
     }

@@ -338,7 +338,7 @@ impl ConcurrentDesign for PositionalIndexer {
 /// Method to find, within a leap (a jump over several blocks), the first block that a worker does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Search {
-    /// Probes every position of the leap (a jump over several blocks), from its beginning.
+    /// Looks up every position of the leap (a jump over several blocks), from its beginning.
     #[default]
     Jump,
     /// Bisects the leap (a jump over several blocks), once for each position from which on any worker holds no more
@@ -387,7 +387,7 @@ pub enum InvalidOption {
     /// The number of workers per group is 0.
     #[error("workers_per_group must be at least 1, got 0")]
     GroupSize,
-    /// The distance of the positions at which groups report to the top level is 0.
+    /// The distance of the positions at which groups report to the top level (the table over groups of workers) is 0.
     #[error("the step between sparse positions must be at least 1, got 0")]
     SparseStep,
 }

@@ -24,7 +24,7 @@ pub(crate) struct Place {
     pub(crate) prefix: u64,
 }
 
-/// A concurrent table of the holders of blocks, by position and content hash.
+/// A concurrent table of the members (workers or groups) that hold blocks, by position and content hash.
 #[derive(Debug)]
 pub(crate) struct Table {
     hasher: DefaultHashBuilder,

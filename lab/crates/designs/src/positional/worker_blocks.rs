@@ -298,7 +298,7 @@ impl SparsePositions {
 pub(crate) struct Top {
     pub(crate) table: Table,
     pub(crate) sparse: SparsePositions,
-    /// Number of updates received, one for each event that changed the top level's table.
+    /// Number of updates received by the top level (the table over groups), one for each event that changed its table.
     pub(crate) updates: AtomicU64,
 }
 

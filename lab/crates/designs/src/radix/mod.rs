@@ -89,7 +89,7 @@ impl Default for Nodes {
 }
 
 impl Nodes {
-    /// Adds a child, held by `worker`, to a node. Returns its index.
+    /// Adds a child node with the content hash `content`, held by `worker`, to a node. Returns the child's index.
     fn grow(&mut self, parent: NodeId, content: u64, worker: WorkerId) -> NodeId {
         let node = Node { holders: WorkerSet::only(worker), children: Children::None, content, parent };
         let mut id = self.free;
@@ -299,7 +299,7 @@ impl Names {
         before
     }
 
-    /// Removes a block hash of the worker.
+    /// Removes the block hash `name` from a worker. Returns the effect on the node for which it stood.
     pub(crate) fn end(&mut self, name: BlockHash) -> NameEnd {
         let Some(node) = self.nodes.remove(&name) else { return NameEnd::Unknown };
         if self.nodes.capacity() > 64 && self.nodes.len() < self.nodes.capacity() / 8 {

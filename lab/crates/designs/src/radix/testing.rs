@@ -21,7 +21,7 @@ pub(crate) fn names(salt: u64, prompt: &[u64]) -> Vec<BlockHash> {
 /// Kinds of changes that a random stream may contain, besides stores and removals in any order.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Habits {
-    /// Percentage of stores that continue a random block, held or not.
+    /// Percentage of stores that continue a random block, which the worker may or may not hold.
     pub(crate) orphans: u64,
     /// Percentage of blocks whose block hash is from a small set, so that block hashes move to other nodes and nodes
     /// get several.

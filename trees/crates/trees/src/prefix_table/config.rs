@@ -118,7 +118,7 @@ impl Config {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting is invalid.
+    /// A setting of the prefix table has an invalid value.
     #[error("{name} must be a whole number from 1 to {most}, got {got}")]
     Setting {
         /// Name of the invalid setting: an argument or an environment variable.
@@ -146,9 +146,9 @@ pub enum Error {
     BlockBytes {
         /// Index of the block in the event.
         block: usize,
-        /// Number of bytes of the block's tokens.
+        /// Number of bytes of the tokens of the engine's block.
         bytes: usize,
-        /// Number of bytes in a block of the table.
+        /// Number of bytes of tokens in a block of the prefix table.
         block_size: usize,
     },
     /// The background thread that evicts expired prefixes could not be started.
