@@ -178,8 +178,8 @@ impl Speed {
     }
 
     /// Updates the prefill rate with a worker's report that it computed `tokens` tokens of a prompt in `seconds`; used
-    /// if that number of tokens is not known otherwise. The time includes earlier prompts, so the sample is a lower
-    /// bound and can only raise the rate. Returns true if the estimate changed.
+    /// if the number of tokens computed is not known otherwise. The time includes earlier prompts, so the sample is a
+    /// lower bound and can only raise the rate. Returns true if the estimate changed.
     pub(crate) fn learn_told(&mut self, tokens: f64, seconds: f64, fleet: &mut FleetSpeed) -> bool {
         let rate = (tokens / seconds).min(MOST_RATE);
         let quicker = !self.is_measured && tokens >= LEAST_TOKENS && rate > self.rate(fleet);

@@ -234,8 +234,8 @@ impl Runs {
         }
     }
 
-    /// Appends blocks to a run of blocks, as many as it can take. They have no holders (ranks' caches) yet. Returns
-    /// their number.
+    /// Appends blocks to a run of blocks, as many as it can take. The new blocks have no holders (ranks' caches) yet.
+    /// Returns the number of blocks appended.
     ///
     /// `names`: block hashes shared by all holders; None if there are none. `more`: number of blocks that will follow
     /// soon, for which space is reserved if the run must be moved.

@@ -226,9 +226,10 @@ impl IdlePrompts {
         self.shelves.get(worker as usize).map_or(0.0, |shelf| shelf.blocks)
     }
 
-    /// Number of idle prompts' blocks that a request would evict, each weighted by the probability that its prompt is
-    /// continued within `within` seconds. `over`: number of the request's blocks for which idle prompts must be
-    /// evicted. The result is 0 for a request that itself continues an idle prompt of this worker.
+    /// Number of idle prompts' blocks (of prompts whose requests have ended) that a request would evict at a worker,
+    /// each weighted by the probability that its prompt is continued within `within` seconds. `over`: number of the
+    /// request's blocks for which idle prompts must be evicted. The result is 0 for a request that itself continues an
+    /// idle prompt of this worker.
     pub(super) fn loss(&self, worker: u32, request: &Request<'_>, over: f64, within: f64, now: f64) -> f64 {
         let Some(shelf) = self.shelves.get(worker as usize) else { return 0.0 };
         let (mut over, mut lost) = (over, 0.0);

@@ -39,7 +39,8 @@ pub(super) struct Slot {
     pub(super) rank: u32,
     pub(super) state: State,
     joined: f64,
-    /// True if the worker joined the fleet late, that is, when other workers were busy.
+    /// True if the worker joined the fleet when other workers were busy, and for a while gets fewer requests than its
+    /// share.
     pub(super) late: bool,
     /// Number of requests that had been placed in the fleet when this worker joined.
     pub(super) joined_at: u64,
@@ -72,9 +73,9 @@ impl Slot {
 pub(super) struct Fleet {
     /// Table of all workers, one row for each worker's rank.
     rows: Candidates,
-    /// Time at which each worker joined. `reported`: time of its engine's last report; `head_since`: time at which the
-    /// prompt at the head of its queue became the first (`inf` if the queue is empty). These lists are separate from
-    /// the other data, as they are read for every request.
+    /// Time at which each worker joined, in seconds, by the worker's number. `reported`: time of its engine's last
+    /// report; `head_since`: time at which the prompt at the head of its queue became the first (`inf` if the queue is
+    /// empty). These lists are separate from the other data, as they are read for every request.
     joined: Vec<f64>,
     reported: Vec<f64>,
     head_since: Vec<f64>,

@@ -44,8 +44,8 @@ pub struct Ways<'t> {
 }
 
 /// Bounds on the ways to serve a request at a candidate by loading, pulling and computing blocks. They are computed
-/// without reading the candidate's pairs with sources of pulls. Unless [`LeastTransfer::is_way`] is set, the candidate
-/// may also compute all blocks that it does not hold.
+/// without reading the data about each pair of the candidate and a worker from which it could pull. Unless
+/// [`LeastTransfer::is_way`] is set, the candidate may also compute all blocks that it does not hold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeastTransfer {
     /// Number of leading blocks of the prompt that the candidate has on its device when the request starts.

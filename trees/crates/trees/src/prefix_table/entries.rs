@@ -148,9 +148,9 @@ impl Entries {
         self.place(prefix).map(|at| &self.all[at as usize])
     }
 
-    /// Prefetches the memory that an event needs. The reads are independent, so that their waits for memory overlap,
-    /// while the later work on each block is not independent. Reads the lines of the hash tables first, then, if there
-    /// are too many entries for the processor's cache, the entries.
+    /// Prefetches the memory that an event with these block hashes and prefixes needs. The reads are independent, so
+    /// that their waits for memory overlap, while the later work on each block is not independent. Reads the hash
+    /// tables first, then, if there are too many entries for the processor's cache, the entries.
     pub(super) fn warm(&self, names: &[u64], prefixes: &[u64]) {
         const MANY: usize = 1 << 13;
         let lines = prefixes.iter().map(|&prefix| self.by_prefix.touch(self.hash(prefix)));
@@ -216,7 +216,7 @@ impl Entries {
         self.by_engine.insert(name_hash, at);
     }
 
-    /// Enlarges the hash table of prefixes if it is full.
+    /// Enlarges the hash table that finds entries by prefix hash, if it is full.
     #[inline]
     fn grow_prefixes(&mut self) {
         if self.by_prefix.is_full() {
@@ -224,7 +224,7 @@ impl Entries {
         }
     }
 
-    /// Enlarges the hash table of block hashes if it is full.
+    /// Enlarges the hash table that finds entries by block hash, if it is full.
     #[inline]
     fn grow_names(&mut self) {
         if self.by_engine.is_full() {

@@ -39,7 +39,7 @@ impl Lines {
         Self { lines: vec![empty; numbers.div_ceil(LOAD)], len: 0 }
     }
 
-    /// Creates an empty hash table with 1.5 times the capacity.
+    /// Creates an empty hash table with 1.5 times the capacity of this one.
     pub(super) fn next(&self) -> Self {
         Self::with_capacity((self.capacity() * 3 / 2).max(4))
     }

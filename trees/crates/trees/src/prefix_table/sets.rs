@@ -11,11 +11,13 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashTable};
 use smallvec::SmallVec;
 
-/// Way of holding a prefix: the pod announced it by the block hash stored in the entry.
+/// Way (a bit) in which a pod holds a prefix: the pod announced the prefix by the block hash stored in its entry.
 pub(super) const NAMED: u32 = 1;
-/// Way of holding a prefix: the pod announced it by an extra block hash.
+/// Way (a bit) in which a pod holds a prefix: the pod announced the prefix by an extra block hash, beyond the one in
+/// its entry.
 pub(super) const OTHER: u32 = 2;
-/// Way of holding a prefix: the router sent the prompt to the pod, which is expected to hold it.
+/// Way (a bit) in which a pod holds a prefix: the router sent a prompt with the prefix to the pod, which is expected to
+/// hold it.
 pub(super) const ADDED: u32 = 4;
 const WAYS: u32 = 3;
 
@@ -196,7 +198,8 @@ impl Sets {
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     numbers: HashMap<Arc<str>, u32>,
-    /// Name of each pod and number of its uses, by the pod's number; `None` for an unused number.
+    /// Name of each pod and number of its uses (mainly sets that contain it), by the pod's number; `None` for an unused
+    /// number.
     pods: Vec<(Option<Arc<str>>, u32)>,
     vacant: Vec<u32>,
 }

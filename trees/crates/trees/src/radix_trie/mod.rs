@@ -44,10 +44,10 @@ pub enum Error {
     /// The page size is 0.
     #[error("page_size must be at least 1, got {got}")]
     PageSize {
-        /// The given page size.
+        /// Page size that was given, in tokens.
         got: u64,
     },
-    /// The tokens of an insert are not whole pages.
+    /// The number of tokens of an insert is not a multiple of the page size.
     #[error("{tokens} tokens are not whole pages of {page_size}: insert full pages only, and keep the rest")]
     Unaligned {
         /// Number of tokens given to the insert.
@@ -68,10 +68,10 @@ pub enum Error {
     /// The call had no tokens.
     #[error("tokens must not be empty")]
     Empty,
-    /// The node, or the end of its tokens, has been evicted.
+    /// The node, or the part of its tokens that the identifier stands for, has been evicted.
     #[error("at least the last page of the node was evicted: match the tokens again to find what is left")]
     EvictedNode,
-    /// The sequence has not marked the node as in use.
+    /// The sequence has not marked the node as in use, so that it cannot release the node.
     #[error("sequence {sequence} does not use the node: mark it first, and release it once")]
     NotInUse {
         /// Number of the sequence.

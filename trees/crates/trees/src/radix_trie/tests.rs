@@ -85,7 +85,8 @@ impl Model {
         found
     }
 
-    /// Inserts the last pages of `tokens`, and returns the number of pages that existed.
+    /// Inserts the last pages of `tokens`, with their blocks, into the model. Returns the number of leading pages of
+    /// `tokens` that the model already contained.
     fn insert(&mut self, tokens: &[u32], blocks: &[u64]) -> usize {
         let known = self.matched(tokens).len();
         let above = tokens.len() / self.page - blocks.len();

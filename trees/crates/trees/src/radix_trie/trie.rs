@@ -102,7 +102,7 @@ pub struct RadixTrie<B> {
     /// Indexes of unused slots (places in the vector of nodes). The lowest is reused first, so that the end of `nodes`
     /// becomes free and can be released.
     pub(super) vacant: BTreeSet<u32>,
-    /// Indexes of all nodes but the root, found by parent and first page.
+    /// Hash table of the indexes of all nodes but the root, found by parent and first page of tokens.
     pub(super) children: HashTable<u32>,
     /// Leaves (nodes without children) not in use, by time of last use and index, the least recently used first.
     pub(super) order: BTreeSet<(u64, u32)>,
@@ -331,7 +331,7 @@ impl<B> RadixTrie<B> {
         nodes.into_iter().flat_map(|node| node.blocks).collect()
     }
 
-    /// Removes an empty leaf from the trie; its parent may become a leaf.
+    /// Removes a leaf (node without children) that has no blocks left from the trie; its parent may become a leaf.
     fn unlink(&mut self, leaf: u32) {
         let Node { parent, next, previous, key, .. } = self.nodes[leaf as usize];
         self.link_neighbours(parent, previous, next, next, previous);

@@ -54,7 +54,7 @@ impl<I: Copy> Cursor<I> {
         Self { path: Vec::new(), levels: None }
     }
 
-    /// Moves to the next node of the tree, and returns it; `None` at the end.
+    /// Moves the iteration to the next node of the tree, and returns this node; `None` at the end.
     pub(crate) fn next<U: Units<Item = I>>(&mut self, tree: &SharedTree<U>) -> Option<Entry<Vec<I>>> {
         tree.with(|core| {
             let levels = self.levels.get_or_insert_with(|| vec![core.level(ROOT, 0)]);

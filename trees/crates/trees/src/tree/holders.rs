@@ -85,7 +85,7 @@ impl Holder {
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     sorted: SmallVec<[Holder; 1]>,
-    /// Number of the tenant that has held the node longest, which a match returns.
+    /// Number of the tenant that has held the node longest, which a match at the node returns.
     first: u32,
 }
 

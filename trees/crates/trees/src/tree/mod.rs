@@ -94,7 +94,7 @@ pub struct Entry<P> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
-    /// The page size is not supported.
+    /// The page size is not supported: it must be a power of two from 1 to 128.
     #[error("page_size must be a power of two from 1 to 128, got {got}")]
     PageSize {
         /// Page size that was given, in tokens.

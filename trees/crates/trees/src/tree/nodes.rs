@@ -12,7 +12,7 @@ use super::order::{EvictionPolicy, Leaf};
 use super::path_hash::PathHasher;
 use super::units::{Mark, Units};
 
-/// Number of the root, which has no holders and no edge.
+/// Number of the root node, which no tenant holds and which has no text or tokens of its own.
 pub(crate) const ROOT: u32 = 0;
 
 /// A run, that is, a shared buffer of items (bytes of text or tokens), with the number of items that nodes still use.
@@ -87,7 +87,7 @@ pub(crate) struct Core<U: Units> {
     pub(crate) units: usize,
     /// Memory of the nodes, their heap data, and the runs (shared buffers) that contain their text or tokens, in bytes.
     pub(crate) stored: usize,
-    /// Number of entries in the tenants' orders of eviction.
+    /// Number of entries in the heaps of all tenants that order their leaves by eviction.
     pub(crate) queued: usize,
 }
 
@@ -189,7 +189,7 @@ impl<U: Units> Core<U> {
         self.births
     }
 
-    /// Changes a node by a function, and updates the count of its heap memory.
+    /// Changes a node by the function `how`, and updates the count of the node's heap memory.
     pub(super) fn change<T>(&mut self, node: u32, how: impl FnOnce(&mut Node<U::Buffer>) -> T) -> T {
         let node = self.node_mut(node);
         let before = node.heap_bytes();

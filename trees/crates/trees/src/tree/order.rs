@@ -106,7 +106,7 @@ impl<U: Units> Core<U> {
         (holder.kids == 0).then(|| self.policy.rank(holder))
     }
 
-    /// Adds a leaf to its tenant's order of eviction.
+    /// Adds a leaf (node that the tenant holds without any of its children) to the tenant's order of eviction.
     pub(crate) fn enqueue(&mut self, node: u32, tenant: u32) {
         let Some(rank) = self.leaf_rank(node, tenant) else { return };
         let Some(Tenant { order, leaves, .. }) = self.tenants.get_mut(tenant) else { return };

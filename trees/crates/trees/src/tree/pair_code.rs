@@ -27,7 +27,7 @@ const STRIDE: usize = 16;
 const CHUNK: usize = 512;
 
 pub(super) struct PairCode {
-    /// Code of each byte pair in the low bytes, and the code's length in the top byte.
+    /// Code (compressed form) of each byte pair in the low bytes, and the code's length in the top byte.
     codes: Box<[u32]>,
     one: [[u8; 2]; ONE],
     two: Box<[[u8; 2]]>,
@@ -118,9 +118,9 @@ impl PairCode {
         1 + usize::from(usize::from(first) >= ONE) + usize::from(usize::from(first) == ESCAPE)
     }
 
-    /// Compares `text` with the code from position `at` on, except for a rest of less than two strides of [`STRIDE`]
-    /// pairs. Returns the number of equal bytes, a multiple of a stride; the position of their end in the code; and an
-    /// earlier position near that end, as pair of text and code.
+    /// Compares `text` with the compressed text `code` from position `at` on, except for a rest of less than two
+    /// strides of [`STRIDE`] byte pairs. Returns the number of equal bytes, a multiple of a stride; the position of
+    /// their end in the code; and an earlier position near that end, as pair of text and code.
     pub(super) fn strides(&self, code: &[u8], mut at: usize, text: &[u8]) -> (usize, usize, (usize, usize)) {
         const MASKS: [u32; 4] = [0, 0xff, 0xffff, 0xff_ffff];
         let mut equal = 0;

@@ -20,7 +20,7 @@ use super::order::EvictionPolicy;
 use super::units::Units;
 use super::{PrefixMatch, TenantId};
 
-/// Memory limit of a tree that has no limit.
+/// Value of the memory limit for a tree that has no limit.
 pub(crate) const NONE: usize = usize::MAX;
 
 /// A tree of text or tokens with the lock under which threads share it.
@@ -144,13 +144,13 @@ impl<U: Units> SharedTree<U> {
         (found, PrefixMatch { tenant, matched: found.units, input, paged })
     }
 
-    /// Length of the longest prefix in items (bytes or tokens), and the tenant that has it.
+    /// Length of the longest prefix of the input that a tenant holds, in items (bytes or tokens), and this tenant.
     pub(crate) fn prefix(&self, input: &[U::Item]) -> (usize, Option<TenantId>) {
         let (found, tenant) = self.find(self.whole(input));
         (found.items, tenant)
     }
 
-    /// Depth to which one tenant has the input, in units (characters or tokens).
+    /// Number of leading units (characters or tokens) of the input that one tenant holds.
     pub(crate) fn match_tenant(&self, input: &[U::Item], tenant: &str) -> usize {
         let whole = self.whole(input);
         let core = self.core.read();
@@ -231,7 +231,7 @@ impl<U: Units> Core<U> {
         found
     }
 
-    /// Records an access of a tenant that ends at the node `node`.
+    /// Records an access (insert or match) of a tenant that ends at the node `node`.
     pub(crate) fn access(&self, node: u32, tenant: u32) {
         if let Some(holder) = self.node(node).holders.get(tenant) {
             holder.access(self.tick());

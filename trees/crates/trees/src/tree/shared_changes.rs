@@ -29,7 +29,8 @@ impl<U: Units> SharedTree<U> {
         Ok(result)
     }
 
-    /// Inserts an input for a tenant, beginning at the place where a descent has ended.
+    /// Inserts an input (text or tokens) for a tenant, beginning at the place `found`, where a descent along the input
+    /// has ended.
     fn insert_at(&self, mut found: Descent, input: &[U::Item], tenant: &str, priority: i32) {
         if input.is_empty() {
             return;

@@ -18,7 +18,7 @@ const BLOCK: usize = 128;
 /// Number of words for the low halves of the tokens of a block (tokens that are packed together): each word has two
 /// tokens half a block apart.
 const LOW: usize = BLOCK / 2;
-/// Number of tokens processed in parallel.
+/// Number of tokens that are processed in parallel, by vector instructions.
 const LANES: usize = 16;
 /// Number of words in a row of bits: one bit for each token of a block (tokens that are packed together).
 const ROW: usize = BLOCK / 32;
@@ -93,8 +93,9 @@ impl TokenBuffer {
     }
 }
 
-/// Calls `with` on each pair of tokens half a block apart, with the index and the token of each. The number of rows is
-/// a constant and the loops are plain, so that the compiler produces a few vector instructions.
+/// Calls `with` on each pair of tokens of a packed block that are half a block apart, with the index and the token of
+/// each. The number `R` of rows of bits (one bit of each token) is a constant and the loops are plain, so that the
+/// compiler produces a few vector instructions.
 #[inline(always)]
 fn each_pair<const R: usize>(words: &[u32], mut with: impl FnMut(usize, usize, u32, u32)) {
     let Some((low, rows)) = words.split_at_checked(LOW) else { return };
@@ -185,7 +186,7 @@ impl Tokens {
         if page.is_power_of_two() && page <= 128 { Ok(Self::of(page)) } else { Err(TreeError::PageSize { got: page }) }
     }
 
-    /// Creates the description of token units for a page size, which must be a power of two up to 128.
+    /// Creates the units of a tree of tokens with pages of `page` tokens, a power of two up to 128.
     pub(crate) const fn of(page: usize) -> Self {
         assert!(page.is_power_of_two() && page <= 128);
         Self { page, rows: AtomicU32::new(0) }

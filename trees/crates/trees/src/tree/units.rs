@@ -19,7 +19,7 @@ pub(crate) trait Units: Send + Sync + 'static {
     /// Type of a stored buffer of items (bytes of text or tokens), never changed after its creation.
     type Buffer: Send + Sync;
 
-    /// Number of the kind in a snapshot (text or tokens), and the page size.
+    /// Number that stands for text or tokens in a snapshot, and the page size.
     fn kind(&self) -> (u8, u8);
 
     /// Key of the first step (character or page) of `items` in a node's children. `items` must have a whole step.
