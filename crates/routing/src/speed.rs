@@ -28,7 +28,7 @@ const LEAST_SECONDS: f64 = 1e-3;
 pub(crate) struct RunningMean {
     log: f64,
     samples: f64,
-    /// Logarithms of the first samples of which the mean is formed, in ascending order.
+    /// Logarithms of the first samples in the mean, in ascending order.
     first: [f64; FIRST],
     /// Number of consecutive samples ignored as outliers: positive if they were too high, negative if too low.
     strays: i8,

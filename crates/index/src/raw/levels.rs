@@ -81,7 +81,7 @@ pub(super) struct Words {
 }
 
 /// Copy of the levels of a run's head (numbers of first blocks with their holders) before the change that the writer is
-/// making; each index has one such copy.
+/// making; each index has one record of this kind.
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct ChangeRecord {

@@ -46,7 +46,7 @@ pub(crate) struct Writer {
     pub(super) leaving: Departures,
     /// Number of blocks of all holders (ranks' caches) whose chain to the beginning of the prompt is incomplete.
     pub(super) waiting: usize,
-    /// Number of blocks that are still to be stored by store events of which only a part has been applied.
+    /// Number of blocks that are still to be stored by store events that have been applied only in part.
     pub(super) promised: usize,
     /// Number of blocks that follow the current part of a store, until the first block of this part is stored.
     pub(super) coming: usize,

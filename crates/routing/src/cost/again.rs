@@ -12,7 +12,7 @@ const EVERY: usize = 8;
 /// Factor by which the counts of earlier blocks (all computed ones, and those computed again) shrink with each new
 /// sampled block.
 const KEPT: f64 = 1.0 - 1.0 / 4_096.0;
-/// Number of computed blocks that are assumed at the beginning, none of which was computed before.
+/// Number of computed blocks that are assumed at the beginning and count as not computed before.
 const PRIOR: f64 = 64.0;
 
 /// Sample of the computed blocks, with decaying counts of blocks computed repeatedly and of all blocks.

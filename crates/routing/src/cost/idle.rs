@@ -20,7 +20,7 @@ const CLASSES: usize = 9;
 const LONGEST: f64 = 2.56;
 /// Factor by which the counts of earlier pauses (between an answer and the next prompt) shrink with each new pause.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
-/// Number of prompts that are assumed at the beginning, none of which had a continuation.
+/// Number of prompts that are assumed at the beginning and count as prompts without a continuation.
 const PRIOR: f64 = 8.0;
 /// Seconds after the last routing query for a request for which the request counts as waiting in the router, if it
 /// continues an idle prompt (one whose request has ended); waiting requests are queried more often than this.

@@ -10,7 +10,7 @@ const STRAY: f64 = 3.0;
 const KEPT: f64 = 1.0 - 1.0 / 1_024.0;
 /// Units in which load is measured (requests, tokens), so that both have similar magnitudes in the regression.
 const UNITS: [f64; 2] = [16.0, 200_000.0];
-/// Weight, as that of a number of samples, of the initial assumption that load does not slow an engine.
+/// Weight of the initial assumption that load does not slow an engine, as a number of samples.
 const PRIOR: f64 = 1.6;
 /// Prior estimate: relative growth of an engine's step (one token of every running answer) by one more request, and the
 /// weight of this estimate, which equals 64 samples whose loads are two requests from the mean.

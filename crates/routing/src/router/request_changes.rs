@@ -127,7 +127,7 @@ pub(super) struct ExpectedBlocks {
 }
 
 impl ExpectedBlocks {
-    /// Sets the numbers of a prompt's blocks to 0 for all workers, of which there are `workers`.
+    /// Sets the numbers of a prompt's blocks to 0 for each of `workers` workers.
     pub(super) fn clear(&mut self, workers: usize) {
         for column in [&mut self.held, &mut self.used] {
             column.clear();

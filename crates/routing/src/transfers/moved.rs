@@ -79,7 +79,8 @@ pub(crate) struct MovedTokens {
     pub(crate) seconds: f64,
     prefill: f64,
     is_late: bool,
-    /// True if the answer arrives all at once. Its first token is not seen then, so the pull never counts as late.
+    /// True if the answer of the request arrives all at once. Its first token is not seen then, so a pull of blocks for
+    /// the request never counts as late.
     comes_whole: bool,
     /// True if the pulled tokens no longer count among the tokens that the source is sending.
     has_arrived: bool,

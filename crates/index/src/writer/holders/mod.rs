@@ -263,7 +263,7 @@ pub(super) struct ListCleanup {
     /// entries that were kept so far.
     pub(super) next: usize,
     pub(super) kept: usize,
-    /// Runs of blocks that the clean-up of the list has kept so far, as a bit mask.
+    /// Runs of blocks that the clean-up has kept in the holder's list so far, as a bit mask.
     pub(super) seen: Vec<u64>,
 }
 

@@ -117,7 +117,7 @@ impl OffloadedBlocks {
         self.by_name.len()
     }
 
-    /// Number of block hashes of which the rank has copies on the tier with this index.
+    /// Number of block hashes with copies of their blocks on the tier with this index.
     pub(in crate::writer) fn on(&self, tier: usize) -> usize {
         self.tiers[tier]
     }
@@ -228,7 +228,7 @@ impl Copies {
         true
     }
 
-    /// Sets the number of copies of the block `name` to one, the first.
+    /// Forgets all copies of the block `name` beyond the first one.
     pub(in crate::writer) fn forget(&mut self, name: u64) {
         self.sum -= u64::from(self.by_name.remove(&name).unwrap_or(0));
     }

@@ -81,7 +81,7 @@ pub(in crate::writer) struct LineMove<'t, L> {
     /// full are in the following lines of the piece, continuing at its first line after the last one.
     pub(in crate::writer) piece: &'t mut [L],
     pub(in crate::writer) at: usize,
-    /// Lowest hash whose entries belong to the line (group of entries) to be moved. `last`: highest such hash.
+    /// Lowest hash whose entries belong to the line (group of entries) to be moved. `last`: highest of these hashes.
     pub(in crate::writer) first: u64,
     pub(in crate::writer) last: u64,
     /// Number of the line (group of entries) within its set of lines. `lines`: number of lines in this set.

@@ -37,7 +37,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Number of stores, removals and clears, all of which are events.
+    /// Number of events: stores, removals and clears.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.stores + self.removes + self.clears

@@ -171,7 +171,7 @@ impl Context {
 
     /// Removes the prefixes that a pod announced under a block hash. Unless `replaced` (the block hash now stands for
     /// other prefixes), the router's additions of these prefixes for the pod are removed as well, since the engine's
-    /// event is more reliable. Returns true if there were any such prefixes.
+    /// event is more reliable. Returns true if any prefix was removed.
     fn forget(&mut self, pod: u32, name: u64, replaced: bool) -> bool {
         let meant = self.meant(pod, name);
         for &at in &meant {

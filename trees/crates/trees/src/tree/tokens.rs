@@ -138,8 +138,8 @@ fn equals<const R: usize>(words: &[u32], tokens: &[u32; BLOCK]) -> bool {
     unequal.iter().fold(0, |any, lane| any | lane) == 0
 }
 
-/// Packs blocks of tokens, and returns the union of all their bits. Bits beyond `R` rows are lost: the caller then has
-/// to pack again with more rows.
+/// Packs blocks of tokens (their low halves, and `R` rows that each contain one further bit of each token), and returns
+/// the union of all their bits. Bits beyond `R` rows are lost: the caller then has to pack again with more rows.
 fn pack<const R: usize>(blocks: &[[u32; BLOCK]], words: &mut Vec<u32>) -> u32 {
     let mut all = [0u32; LANES];
     for block in blocks {
