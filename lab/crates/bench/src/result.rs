@@ -9,10 +9,10 @@ pub use crate::subject::Counts;
 
 use crate::options::Options;
 
-/// Result of a load test. Its figures count only if `ok`.
+/// Result of a load test of an index. Its figures count only if `ok` is true.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunResult {
-    /// Version of the result's format: 1.
+    /// Version of the format of this result: 1.
     pub schema: u32,
     /// True if the figures count: the load test was `valid`, `kept_up`, `agrees`, and had no errors.
     pub ok: bool,
@@ -35,15 +35,15 @@ pub struct RunResult {
     pub version: String,
     /// Options of the load test, with defaults filled in.
     pub options: Options,
-    /// Identity and counts of the plan.
+    /// Identity and counts of the plan, the list of operations that was run.
     pub plan: PlanFacts,
-    /// Counts of the measured part of the plan, after the warm-up.
+    /// Counts of operations and blocks in the measured part of the plan, after the warm-up.
     pub measured: Facts,
     /// Numbers of operations issued, including the warm-up.
     pub issued: IssuedCounts,
-    /// Number of events applied, including the warm-up.
+    /// Number of events that the index applied, including the warm-up.
     pub applied: u64,
-    /// Number of lookups answered, including the warm-up.
+    /// Number of lookups that the index answered, including the warm-up.
     pub answered: u64,
     /// Planned length of the measured window, in ns.
     pub window_ns: u64,
@@ -74,7 +74,7 @@ pub struct RunResult {
     pub from_deadline: Option<Times>,
     /// Counts reported by the index; zeros if its queues never became empty.
     pub counts: Counts,
-    /// Memory of the process; `None` if the system does not report it.
+    /// Resident memory of the process at three moments; `None` if the system does not report it.
     pub memory: Option<Memory>,
     /// Properties of the machine's clock, measured just before the load test.
     pub clock: Clock,
@@ -85,9 +85,9 @@ pub struct RunResult {
 /// Identity and counts of a plan, for the result.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlanFacts {
-    /// Digest of the plan, equal for equal plans.
+    /// Digest (hash of the contents) of the plan, equal for equal plans.
     pub digest: String,
-    /// Counts of the plan's contents.
+    /// Counts of the plan's operations and blocks.
     pub facts: Facts,
     /// JSON object that describes the plan's source.
     pub meta: serde_json::Value,

@@ -41,7 +41,7 @@ pub struct GroupOptions {
     /// Number of workers in a group, at least 1: the first group has the workers `0..n`, the second the next `n`, and
     /// so on.
     pub workers_per_group: u32,
-    /// Block positions at which groups report their prefixes to the top level.
+    /// Positions of blocks at which groups report their prefixes to the top level, the table over all groups.
     pub sparse: SparsePositions,
     /// Options of each group's positional index.
     pub inner: Options,
@@ -150,7 +150,7 @@ impl GroupedIndex {
         (bounds.len(), probed)
     }
 
-    /// Options of the index.
+    /// Options with which the index was created.
     #[must_use]
     pub fn options(&self) -> GroupOptions {
         self.options

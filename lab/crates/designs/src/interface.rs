@@ -47,7 +47,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Code of the error, the same in every release.
+    /// Stable code of the error, a word that is the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -117,12 +117,12 @@ impl Change {
 pub struct LadderStats {
     /// Number of workers that the index knows.
     pub workers: u64,
-    /// Number of pairs of a worker and a held block.
+    /// Number of pairs of a worker and a block that it holds.
     pub blocks: u64,
     /// Number of entries of the design's own kind (nodes, keys or positions), which determine its memory together with
     /// `blocks`.
     pub entries: u64,
-    /// Number of stores refused.
+    /// Number of store events that the index refused.
     pub refused: u64,
     /// Number of removals of blocks that the worker did not hold.
     pub unknown_removals: u64,

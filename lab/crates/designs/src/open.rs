@@ -20,9 +20,10 @@ pub struct Options {
     pub event_threads: usize,
     /// Number of blocks by which the search of the positional designs advances, at least 1.
     pub jump_size: usize,
-    /// Number of shards of `radix-sharded`, each with its own thread; 1 to 1,024.
+    /// Number of shards (parts with some of the workers) of the design `radix-sharded`, each with its own thread; 1 to
+    /// 1,024.
     pub shards: usize,
-    /// Number of workers in a group of `grouped`, at least 1.
+    /// Number of workers in a group of the design `grouped`, at least 1.
     pub group_size: usize,
     /// True to correct the design's known errors, where possible.
     pub strict: bool,
@@ -70,7 +71,7 @@ impl Deviation {
 /// An index design in the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rung {
-    /// Name of the design for [`open`].
+    /// Name of the design, as passed to [`open`].
     pub name: &'static str,
     /// Short description of the design, for listings.
     pub what: &'static str,

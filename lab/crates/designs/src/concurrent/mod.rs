@@ -98,7 +98,7 @@ fn root_of(content: u64) -> NodeId {
 }
 
 impl ConcurrentRadixTree {
-    /// Creates an empty tree.
+    /// Creates an empty radix tree.
     #[must_use]
     pub fn new() -> Self {
         Self {

@@ -144,14 +144,14 @@ impl PositionalIndexer {
         self.report(&ground);
     }
 
-    /// Records that a worker lost all its blocks and remains known.
+    /// Records that a worker lost all its blocks; the worker stays in the index.
     pub fn apply_cleared(&self, worker: WorkerId) {
         if let Some(held) = self.held(worker) {
             self.clear_held(worker, &mut held.lock());
         }
     }
 
-    /// Records that a worker left the fleet; its next store makes it known again.
+    /// Records that a worker left the fleet. Its next store adds the worker again.
     pub fn remove_worker(&self, worker: WorkerId) {
         let held = self.workers.write().remove(&worker);
         if let Some(held) = held {
@@ -169,7 +169,7 @@ impl PositionalIndexer {
         scores
     }
 
-    /// Options of the index.
+    /// Options with which the index was created.
     #[must_use]
     pub fn options(&self) -> Options {
         self.options

@@ -134,7 +134,7 @@ pub struct RadixTree {
 }
 
 impl RadixTree {
-    /// Creates an empty tree.
+    /// Creates an empty radix tree.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

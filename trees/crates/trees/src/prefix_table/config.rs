@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-/// Environment variable for [`Config::max_contexts`].
+/// Name of the environment variable for [`Config::max_contexts`], the maximum number of contexts.
 pub const MAX_CONTEXTS: &str = "AIBRIX_SYNC_MAX_CONTEXTS";
-/// Environment variable for [`Config::max_prefixes_per_context`].
+/// Name of the environment variable for [`Config::max_prefixes_per_context`], the maximum number of prefixes.
 pub const MAX_PREFIXES: &str = "AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT";
-/// Environment variable for [`Config::eviction_interval`], in seconds.
+/// Name of the environment variable for [`Config::eviction_interval`], in seconds.
 pub const INTERVAL: &str = "AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS";
-/// Environment variable for [`Config::eviction_duration`], in minutes.
+/// Name of the environment variable for [`Config::eviction_duration`], in minutes.
 pub const DURATION: &str = "AIBRIX_SYNC_EVICTION_DURATION_MINUTES";
-/// Environment variable for [`Config::block_size`], in bytes.
+/// Name of the environment variable for [`Config::block_size`], in bytes.
 pub const BLOCK_SIZE: &str = "AIBRIX_PREFIX_CACHE_BLOCK_SIZE";
 
 /// Largest valid value of a setting that is a count, such as a number of prefixes.
@@ -160,7 +160,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error's code, the same in every release.
+    /// Stable code of the error, a word that is the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

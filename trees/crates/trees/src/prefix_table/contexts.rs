@@ -18,7 +18,7 @@ use super::context_change::Rules;
 /// Unit of stored times: a tenth of a second. Stored times suffice for 13 years from the table's creation.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Key of a context: a model and a LoRA adapter.
+/// Key of a context, the part of the table for one model and LoRA adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ModelContext {
     /// Name of the model.

@@ -86,7 +86,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Code of the error, the same in every release.
+    /// Stable code of the error, a word that is the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -144,7 +144,7 @@ impl<B> RadixTrie<B> {
         self.page_size
     }
 
-    /// Identifier of the root, at which every sequence begins.
+    /// Identifier of the trie's root node, at which every sequence begins.
     #[must_use]
     pub fn root(&self) -> NodeId {
         self.name(ROOT)

@@ -80,7 +80,7 @@ fn ratio(part: usize, of: usize) -> f64 {
     if of == 0 { 0.0 } else { part as f64 / of as f64 }
 }
 
-/// A node of a tree, as returned by iteration.
+/// A node of a tree, as returned by an iteration over the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<P> {
     /// Text or tokens from the root to the end of the node.
@@ -117,7 +117,7 @@ pub enum TreeError {
 }
 
 impl TreeError {
-    /// Code of the error, the same in every release.
+    /// Stable code of the error, a word that is the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

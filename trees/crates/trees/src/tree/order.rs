@@ -34,8 +34,8 @@ pub enum EvictionPolicy {
     Priority,
 }
 
-/// Rank of a leaf (a node without children that the tenant holds) in the order of eviction: the smallest is evicted
-/// first.
+/// Rank of a leaf (a node that the tenant holds without any of its children) in the order of eviction: the smallest is
+/// evicted first.
 pub(crate) type Rank = (u64, u64);
 
 /// An entry of a tenant's heap: a node that was a leaf of the tenant, with its rank at that time. The reversal makes

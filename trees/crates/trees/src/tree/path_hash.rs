@@ -12,13 +12,13 @@ pub const GLOBAL_EVICTION_HASH: u64 = 0;
 pub struct PathHasher(blake3::Hasher);
 
 impl PathHasher {
-    /// Creates a hasher for the empty path.
+    /// Creates a hasher for the empty path, the root's.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends text to the path.
+    /// Appends text to the path that is hashed.
     pub fn update_text(&mut self, text: &str) {
         self.update_bytes(text.as_bytes());
     }
@@ -27,7 +27,7 @@ impl PathHasher {
         self.0.update(bytes);
     }
 
-    /// Appends tokens to the path.
+    /// Appends tokens to the path that is hashed.
     pub fn update_tokens(&mut self, tokens: &[u32]) {
         if cfg!(target_endian = "little") {
             self.0.update(bytemuck::cast_slice(tokens));
@@ -38,7 +38,7 @@ impl PathHasher {
         }
     }
 
-    /// Hash of the path so far; more may be appended.
+    /// Hash of the path so far; more text or tokens may be appended afterwards.
     #[must_use]
     pub fn finish(&self) -> u64 {
         let mut first = [0; 8];
