@@ -47,9 +47,9 @@ pub enum Error {
     /// The site's name in a digest is empty or too long.
     #[error("a site's name has 1 to {most} bytes, got {got}")]
     Name {
-        /// Length of the given name, in bytes.
+        /// Length of the given site name, in bytes.
         got: usize,
-        /// Maximum length of a site's name, in bytes.
+        /// Maximum length of a site's name in a digest, in bytes.
         most: usize,
     },
     /// The bytes are not a valid digest.
@@ -75,13 +75,13 @@ pub enum Error {
     /// A site cannot be added, because there are too many.
     #[error("there are {most} sites already, and no more can be numbered")]
     TooMany {
-        /// Maximum number of sites.
+        /// Maximum number of sites in the index of sites.
         most: usize,
     },
 }
 
 impl Error {
-    /// Stable code of the error, for programs.
+    /// Stable code of the error, a word for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -89,7 +89,8 @@ fn parts(copy: &RankCopy) -> Vec<Part<'_>> {
     parts
 }
 
-/// State of a walk down a chain of blocks: the number of blocks so far, and the prefix hash of the last one.
+/// State of a walk down a chain of a rank's blocks: the number of blocks so far, and the prefix hash up to the last
+/// one.
 #[derive(Clone, Copy, Default)]
 struct Walk {
     prefix: u64,

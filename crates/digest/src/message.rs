@@ -25,7 +25,7 @@ pub(crate) const LONGEST_NAME: usize = 256;
 /// previous digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Digest {
-    /// Name of the site.
+    /// Name of the site (a fleet with its own index) whose blocks the digest summarizes.
     pub site: String,
     /// True if the digest contains all marks (prefix hashes) of the site; false if it contains the changes since digest
     /// `seq` − 1.

@@ -75,7 +75,7 @@ impl Publisher {
         })
     }
 
-    /// Name of the site.
+    /// Name of the site (a fleet with its own index) whose digests are published.
     #[must_use]
     pub fn site(&self) -> &str {
         &self.site
@@ -228,7 +228,8 @@ impl Publisher {
         self.digest(false, removed, added)
     }
 
-    /// Creates a digest with all marks (prefix hashes) of the site, for an index of sites that has missed a digest.
+    /// Creates a digest with all marks (prefix hashes) of the site, for an index of sites that has missed an earlier
+    /// digest.
     pub fn whole(&mut self) -> Digest {
         self.delta();
         let mut marks: Vec<u64> = self.marks.keys().copied().collect();

@@ -10,7 +10,8 @@ use crate::message::{Digest, word};
 use crate::status::{Counts, PROBE_EVERY, Proof, SiteStatus, State, Trust};
 use crate::table::{MAX_SITES, Sets, Table};
 
-/// Sparse index of the blocks held by many sites. Times are durations since a moment of the caller's choice.
+/// Sparse index of the blocks held by many sites (fleets with their own indexes), built from their digests. Times are
+/// durations since a moment of the caller's choice.
 pub struct Sites {
     grain: u32,
     stale_after: Duration,
@@ -120,12 +121,12 @@ impl Sites {
         self.grain
     }
 
-    /// Applies a received digest. `bytes`: its encoded size.
+    /// Applies a received digest to the index of sites. `bytes`: size of the encoded digest.
     ///
     /// # Errors
     ///
-    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if an earlier digest is missing, after which the site may
-    /// hold any blocks until a whole digest arrives; [`Error::TooMany`].
+    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if an earlier digest is missing, after which the site may hold any
+    /// blocks until a whole digest arrives; [`Error::TooMany`].
     pub fn apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<DigestEffect, Error> {
         let applied = self.try_apply(digest, bytes, now);
         match &applied {
@@ -226,7 +227,7 @@ impl Sites {
         }
     }
 
-    /// Removes all marks (prefix hashes) of a site, by a scan of the whole table.
+    /// Removes all marks (prefix hashes) of a site, by a scan of the whole hash table.
     fn clear(&mut self, at: usize) {
         if self.sites[at].as_ref().is_some_and(|site| site.marks > 0) {
             let has = |(_, set): &(u64, u32)| self.sets.has(*set, at);
@@ -305,8 +306,9 @@ impl Sites {
         }
     }
 
-    /// Records that a site really held `was` leading blocks of a prompt, after a lookup with these bounds. `proof`:
-    /// source of this knowledge, the site's exact index or an engine's report. Returns false if the site is unknown.
+    /// Records that a site really held `was` leading blocks of a prompt, after a lookup that gave the bounds `at_least`
+    /// and `at_most`. `proof`: source of this knowledge, the site's exact index or an engine's report. Returns false if
+    /// the site is unknown.
     pub fn compare(&mut self, site: &str, at_least: u32, at_most: u32, was: u32, proof: Proof) -> bool {
         let Some(site) = self.numbers.get(site).and_then(|&at| self.sites[at as usize].as_mut()) else { return false };
         // An engine may have computed what it held: that it took less from its cache proves less than an answer, and that

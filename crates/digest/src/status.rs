@@ -38,7 +38,8 @@ pub struct Counts {
     pub forgotten: u64,
     /// Number of times that a site became doubted, because it had claimed more blocks than it had.
     pub doubted: u64,
-    /// Number of claims that were compared with the blocks that the site really had.
+    /// Number of claims (lower bounds on the blocks that a site holds) that were compared with the blocks that the site
+    /// really had.
     pub compared: u64,
     /// Number of compared claims that exceeded the blocks that the site really had.
     pub short: u64,
@@ -46,7 +47,8 @@ pub struct Counts {
     pub beyond: u64,
     /// Number of prompts that were looked up in the index of sites.
     pub answers: u64,
-    /// Number of times that the claim of a doubted site was left out although it would have been the best.
+    /// Number of times that the claim of a doubted site (its lower bound for a prompt's blocks) was left out of an
+    /// answer although it would have been the best.
     pub left_out: u64,
     /// Number of suggested probes, queries for the blocks that a doubted site really holds.
     pub probes: u64,
@@ -95,7 +97,7 @@ pub enum State {
 pub struct SiteStatus {
     /// Name of the site.
     pub site: String,
-    /// State of the site.
+    /// State of the site, which says if its bounds on held blocks count.
     pub state: State,
     /// Time since the site's last digest.
     pub age: Duration,
@@ -118,7 +120,7 @@ pub struct SiteStatus {
 /// Number of comparisons of claimed with real blocks after which the weight of an earlier comparison in a site's trust
 /// has fallen to about 1/e.
 const MEMORY: f64 = 16.0;
-/// Number of true claims, of `grain` blocks each, that a new site is credited with.
+/// Number of true claims, each of holding `grain` blocks, that a new site is credited with in its trust.
 const CREDIT: f64 = 4.0;
 /// Trust (share of a site's claimed blocks that it really had) below which the site becomes doubted.
 const DOUBTED: f64 = 0.5;
@@ -131,7 +133,7 @@ pub(crate) const PROBE_EVERY: u32 = 32;
 /// Source of the knowledge which blocks a site really has: its index or an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// Answer of the site's exact index.
+    /// Answer of the site's exact index to a query for the prompt.
     Answer,
     /// Number of cached tokens that one of the site's engines reported for a request.
     Engine,
@@ -145,7 +147,7 @@ pub(crate) struct Trust {
     doubted: bool,
     /// Number of comparisons of the site's claims.
     pub(crate) compared: u64,
-    /// Number of comparisons in which the site had fewer blocks than claimed.
+    /// Number of comparisons in which the site had fewer blocks than it claimed.
     pub(crate) short: u64,
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 const SHARDS: usize = 64;
-/// Number of a set that denotes an empty entry of the hash table.
+/// Number that denotes an empty entry of the hash table, in place of the number of a set of sites.
 const EMPTY: u32 = u32::MAX;
 /// Minimum capacity of a shard (part of the hash table) that is not empty, in entries.
 const SMALLEST: usize = 16;
@@ -96,8 +96,8 @@ impl Table {
 }
 
 impl Shard {
-    /// Preferred position of an entry in its shard (part of the table). The lowest bits of the hash choose the shard,
-    /// the highest the position.
+    /// Preferred position of an entry in its shard (part of the hash table). The lowest bits of the hash choose the
+    /// shard, the highest the position.
     fn home(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.entries.len() as u128) >> 64) as usize
     }
@@ -146,8 +146,8 @@ impl Shard {
         }
     }
 
-    /// Removes an entry. Later entries whose preferred position is before the gap are moved up, so that no search ends
-    /// too early.
+    /// Removes the entry at index `at` from this shard of the hash table. Later entries whose preferred position is
+    /// before the gap are moved up, so that no search ends too early.
     fn remove(&mut self, at: usize, key: u64) {
         let mut hole = at;
         let mut at = self.next(at);
@@ -314,7 +314,7 @@ impl Sets {
     }
 }
 
-/// Positions of the bits that are set in a bit mask, in ascending order.
+/// Indexes of the bits that are set in a bit mask, in ascending order: the numbers of the sites in a set.
 pub(crate) fn ones(bits: &Bits) -> impl Iterator<Item = usize> {
     bits.iter().enumerate().flat_map(|(at, &word)| {
         let mut word = word;

@@ -10,10 +10,11 @@ pub struct Candidates {
     pub worker: Vec<u32>,
     /// Number of the prompt's leading blocks that the worker holds on its device, according to the index.
     pub device_blocks: Vec<u32>,
-    /// Number of the prompt's leading blocks that the worker holds on its device or in host memory; at least
-    /// `device_blocks`.
+    /// Number of the prompt's leading blocks that the worker holds on its device or in host memory, according to the
+    /// index; at least `device_blocks`.
     pub host_blocks: Vec<u32>,
-    /// Number of the prompt's leading blocks that the worker holds on any tier; at least `host_blocks`.
+    /// Number of the prompt's leading blocks that the worker holds on any tier, according to the index; at least
+    /// `host_blocks`.
     pub any_blocks: Vec<u32>,
     /// Number of the prompt's leading blocks that the worker will hold once it has computed the prompts just sent to
     /// it; at least `device_blocks`.
@@ -21,7 +22,7 @@ pub struct Candidates {
     /// Number of the prompt's leading blocks that requests at the worker use. These blocks cannot be evicted before
     /// these requests end.
     pub shared_blocks: Vec<u32>,
-    /// True if the index is currently reliable for the worker, as no events are missing.
+    /// True if the index is currently reliable for the worker, as no events of the worker's engine are missing.
     pub trusted: Vec<bool>,
     /// Number of requests that were sent to the worker and have not ended.
     pub requests: Vec<u32>,
@@ -32,9 +33,10 @@ pub struct Candidates {
     pub queued_tokens: Vec<f64>,
     /// Number of prompt tokens of requests without a first token, including cached ones.
     pub queued_prompt_tokens: Vec<f64>,
-    /// Part of `queued_tokens` that belongs to the prompt at the head of the queue, the one sent first.
+    /// Number of tokens to compute, of those in `queued_tokens`, for the prompt at the head of the worker's queue, the
+    /// one sent first.
     pub head_tokens: Vec<f64>,
-    /// Estimated seconds since the prompt at the head of the queue became the first: since the first token of the
+    /// Estimated seconds since the prompt at the head of the worker's queue got there: since the first token of the
     /// request before it, or since it was sent.
     pub head_elapsed: Vec<f64>,
     /// Number of prompt tokens to compute for requests that wait in the router for this worker.
@@ -82,7 +84,7 @@ pub struct Candidates {
     pub way: Option<(usize, PromptWay)>,
 }
 
-/// Calls a macro with the names of all columns of [`Candidates`].
+/// Calls the given macro with the names of all columns of [`Candidates`].
 macro_rules! columns {
     ($each:ident, $($rest:tt)*) => {
         $each! { $($rest)*
@@ -203,12 +205,13 @@ impl Candidates {
         self.worker.is_empty()
     }
 
-    /// Adds a row with default values to the table, not yet assigned to a worker.
+    /// Adds a row with default values to the table of candidates; the row is not yet assigned to a worker.
     pub(crate) fn push(&mut self) {
         columns!(push, self,);
     }
 
-    /// Assigns a row of the table to a worker, and sets its columns to those of a worker that has had no requests.
+    /// Assigns a row of the table of candidates to the worker with this number and weight, and sets the other columns
+    /// to those of a worker that has had no requests.
     pub(crate) fn reset(&mut self, row: usize, number: u32, weight: f64) {
         self.worker[row] = number;
         self.device_blocks[row] = 0;
@@ -241,7 +244,7 @@ impl Candidates {
         self.weight[row] = weight;
     }
 
-    /// Replaces all rows of this table by copies of rows of another table, given by their indexes.
+    /// Replaces all rows of this table of candidates by copies of rows of the table `from`, given by their indexes.
     pub(crate) fn gather(&mut self, from: &Self, rows: &[u32]) {
         columns!(gather, self, from, rows,);
     }
@@ -282,7 +285,7 @@ impl PromptWay {
         self.reached - self.loaded
     }
 
-    /// True if blocks of the prompt are loaded or pulled, or could have been.
+    /// True if blocks of the prompt are loaded or pulled in this way, or could have been.
     #[must_use]
     pub fn is_choice(&self) -> bool {
         self.reached > self.device || self.is_limited

@@ -16,11 +16,11 @@ pub struct Depths {
 /// Number of leading blocks of a prompt that one worker holds: on its device, with host memory, and on all tiers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// Number of leading blocks of the prompt on the device.
+    /// Number of leading blocks of the prompt that the worker holds on its device.
     pub device: u32,
-    /// Number of leading blocks of the prompt on the device or in host memory; at least `device`.
+    /// Number of leading blocks of the prompt that the worker holds on its device or in host memory; at least `device`.
     pub host: u32,
-    /// Number of leading blocks of the prompt on any tier; at least `host`.
+    /// Number of leading blocks of the prompt that the worker holds on any tier; at least `host`.
     pub any: u32,
 }
 
@@ -51,8 +51,8 @@ impl Depths {
         self.known = true;
     }
 
-    /// Sets the depths of the worker with this number. `host` is raised to at least `device`, and `any` to at least
-    /// `host`.
+    /// Sets the numbers of the prompt's leading blocks that the worker with this number holds. `host` is raised to at
+    /// least `device`, and `any` to at least `host`.
     pub fn set(&mut self, worker: u32, depth: Depth) {
         let at = worker as usize;
         if self.rows.len() <= at {

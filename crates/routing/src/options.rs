@@ -110,7 +110,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// Creates an error from a code and a message.
+    /// Creates an error from a stable code and a message for users.
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }

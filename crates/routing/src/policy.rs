@@ -62,8 +62,8 @@ pub trait Policy: Send {
         false
     }
 
-    /// True if the policy reads [`Request::text`], at least for prompts without content hashes. A router then keeps the
-    /// text of every prompt.
+    /// True if the policy reads the prompt's text, [`Request::text`], at least for prompts without content hashes. A
+    /// router then keeps the text of every prompt.
     fn needs_text(&self) -> bool {
         false
     }
@@ -123,7 +123,7 @@ pub trait Policy: Send {
         false
     }
 
-    /// Records the first token of a request.
+    /// Informs the policy of the first token of the request `placed`.
     fn first_token(&mut self, placed: &Placement, now: f64) {
         let _ = (placed, now);
     }
@@ -134,18 +134,18 @@ pub trait Policy: Send {
         let _ = (placed, tokens, now);
     }
 
-    /// Records the end of a request, successful or not. Called once for each request that was sent.
+    /// Informs the policy of the end of a request, successful or not. Called once for each request that was sent.
     fn ended(&mut self, placed: &Placement, now: f64) {
         let _ = (placed, now);
     }
 
-    /// Forgets a worker that has left, as its number may be given to another worker.
+    /// Removes what the policy remembers about a worker that has left, as its number may be given to another worker.
     fn left(&mut self, worker: u32) {
         let _ = worker;
     }
 
-    /// Explains the choice that the policy would make, without side effects, by the values that it would compare. None
-    /// if it computes none.
+    /// Explains the choice that the policy would make for a request, without side effects, by the values by which it
+    /// compares the candidates. None if it computes no such values.
     fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
         let _ = (request, candidates, now);
         None
@@ -158,7 +158,7 @@ pub trait Policy: Send {
     }
 }
 
-/// Policy of any type, on the heap.
+/// Routing policy of any type, owned by its user, on the heap.
 pub type BoxedPolicy = Box<dyn Policy>;
 
 /// Entry of a policy in a table: the policy's name, and a function that creates it.

@@ -25,7 +25,7 @@ impl PolicyTable {
         Self(std::iter::once(ours).chain(PLAIN).collect())
     }
 
-    /// Table with the policies of `more` added at the end.
+    /// Returns this table of policies with the entries of `more` added at the end.
     #[must_use]
     pub fn with(mut self, more: &[PolicyEntry]) -> Self {
         self.0.extend_from_slice(more);

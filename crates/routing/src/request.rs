@@ -19,7 +19,7 @@ pub struct Request<'a> {
     pub parent: Option<u64>,
     /// Kind of event that caused the request; None if its session is unknown.
     pub kind: Option<Kind>,
-    /// Largest number of tokens that the request may generate; None if the request sets no limit.
+    /// Largest number of tokens that may be generated for the request; None if the request sets no limit.
     pub max_tokens: Option<u32>,
     /// Priority of the request: among waiting requests, those with a higher priority are sent first.
     pub priority: i32,

@@ -3,13 +3,13 @@
 
 /// Weight of the fleet's mean speed in a worker's estimate, as a number of samples.
 const FLEET_WEIGHT: f64 = 3.0;
-/// Lower limit of the weight of a new sample in the mean, so that old samples are forgotten.
+/// Lower limit of the weight of a new sample of a worker's speed in the mean, so that old samples are forgotten.
 const SLOWEST: f64 = 0.08;
-/// Number of first samples whose median counts. Each later sample counts as at most twice and at least half of the
-/// estimate.
+/// Number of a worker's first speed samples, whose median is the estimate. Each later sample counts as at most twice
+/// and at least half of the estimate.
 const FIRST: usize = 5;
-/// Number of own samples below which a worker counts as at most `FEW_MOST` times faster or slower than the fleet. A
-/// worker that compiles its kernels during its first prompt is only slow at that time.
+/// Number of a worker's own speed samples below which the worker counts as at most `FEW_MOST` times faster or slower
+/// than the fleet. A worker that compiles its kernels during its first prompt is only slow at that time.
 const FEW: f64 = 3.0;
 const FEW_MOST: f64 = 4.0;
 /// Factor by which a later sample must differ from the estimate to be ignored. After `FIRST` ignored samples in a row,
@@ -28,7 +28,7 @@ const LEAST_SECONDS: f64 = 1e-3;
 pub(crate) struct RunningMean {
     log: f64,
     samples: f64,
-    /// Logarithms of the first samples of the mean, in ascending order.
+    /// Logarithms of the first samples in the mean, in ascending order.
     first: [f64; FIRST],
     /// Number of consecutive samples ignored as outliers: positive if they were too high, negative if too low.
     strays: i8,
@@ -39,8 +39,8 @@ impl RunningMean {
         Self { log: start.ln(), samples: 0.0, first: [f64::INFINITY; FIRST], strays: 0 }
     }
 
-    /// Adds a sample; returns false if it was ignored as an outlier. `down`: factor by which the mean moves faster to
-    /// samples below it than to samples above it; 1 for a plain mean.
+    /// Adds a sample to the mean; returns false if the sample was ignored as an outlier. `down`: factor by which the
+    /// mean moves faster to samples below it than to samples above it; 1 for a plain mean.
     fn add(&mut self, sample: f64, down: f64) -> bool {
         if self.is_stray(sample.ln() - self.log) {
             return false;
@@ -128,9 +128,9 @@ impl Speed {
         Self { rate: none(&fleet.rate), step: none(&fleet.step), since: f64::NAN, done: 0.0, is_measured: true }
     }
 
-    /// Sets if the number of tokens that the worker computes for a prompt is known. If it becomes unknown, the prefill
-    /// rates of the worker and of the fleet are reset to `start`, in tokens per second, and only the worker's own
-    /// reports change its rate from then on.
+    /// Records whether the number of tokens that the worker computes for a prompt is known. If it becomes unknown, the
+    /// prefill rates of the worker and of the fleet are reset to `start`, in tokens per second, and only the worker's
+    /// own reports change its rate from then on.
     pub(crate) fn set_measured(&mut self, is_measured: bool, start: f64, fleet: &mut FleetSpeed) {
         if self.is_measured && !is_measured {
             fleet.rate = RunningMean::new(start);
@@ -178,8 +178,8 @@ impl Speed {
     }
 
     /// Updates the prefill rate with a worker's report that it computed `tokens` tokens of a prompt in `seconds`; used
-    /// if that number of tokens is not known otherwise. The time includes earlier prompts, so the sample is a lower
-    /// bound and can only raise the rate. Returns true if the estimate changed.
+    /// if the number of tokens computed is not known otherwise. The time includes earlier prompts, so the sample is a
+    /// lower bound and can only raise the rate. Returns true if the estimate changed.
     pub(crate) fn learn_told(&mut self, tokens: f64, seconds: f64, fleet: &mut FleetSpeed) -> bool {
         let rate = (tokens / seconds).min(MOST_RATE);
         let quicker = !self.is_measured && tokens >= LEAST_TOKENS && rate > self.rate(fleet);
@@ -198,7 +198,7 @@ impl Speed {
         fleet.fresh += 1;
     }
 
-    /// Discards the current measurement, because a prompt left the queue without a first token.
+    /// Discards the current measurement of the prefill rate, because a prompt left the queue without a first token.
     pub(crate) fn spoilt(&mut self, now: f64) {
         self.begins(now);
     }

@@ -31,7 +31,7 @@ unsafe impl<T: Send> Send for SharedBox<T> {}
 unsafe impl<T: Sync> Sync for SharedBox<T> {}
 
 impl<T> SharedBox<T> {
-    /// Converts to a plain box; may be called only when no reader can use the content any longer.
+    /// Converts this shared box to a plain one; may be called only when no reader can use the content any longer.
     pub(crate) fn into_box(self) -> Box<T> {
         let it = std::mem::ManuallyDrop::new(self);
         // SAFETY: as when it is dropped, which it is not.
@@ -136,7 +136,7 @@ pub(crate) struct WriterToken {
 }
 
 impl WriterToken {
-    /// Creates the writer's token of the index with these readers; to be called once per index.
+    /// Creates the token of the writer of the index that has these reader counters; must be called once per index.
     pub(crate) fn of(readers: &Readers) -> Self {
         Self { index: readers.index(), under_change: readers.under_change() }
     }

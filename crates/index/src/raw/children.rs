@@ -81,14 +81,16 @@ impl Children {
         NonNull::new(ptr::with_exposed_provenance_mut(found as usize))
     }
 
-    /// Adds a run of blocks, whose first content hash is `content`, so that readers can find it.
+    /// Adds a run of blocks, whose first content hash is `content`, to this table of child runs, so that readers can
+    /// find the run.
     pub(crate) fn insert(&self, run: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = run.head();
         self.table.insert(self.hash(head.parent, head.fork, content), run.address(), writer);
     }
 
-    /// Removes a run of blocks from the table. The caller must keep the run until no reader can use it.
+    /// Removes a run of blocks, whose first content hash is `content`, from this table of child runs. The caller must
+    /// keep the run until no reader can use it.
     pub(crate) fn remove(&self, run: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = run.head();
@@ -96,8 +98,8 @@ impl Children {
         debug_assert!(was_there);
     }
 
-    /// Replaces a run of blocks that has moved to new memory. The caller must keep the old memory until no reader can
-    /// use it.
+    /// Replaces, in this table of child runs, a run of blocks that has moved to new memory; `content`: its first
+    /// content hash. The caller must keep the old memory until no reader can use it.
     pub(crate) fn replace(&self, old: &Run, new: &Run, content: u64, writer: &mut WriterToken) {
         writer.assert_of(self.index);
         let head = new.head();

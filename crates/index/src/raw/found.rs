@@ -27,12 +27,12 @@ struct Reach {
     set: SetWord,
 }
 
-/// Collector of a walk's results under a guard that lives for `'p`: sets of holders (ranks' caches) at rising depths,
-/// each a subset of the set before.
+/// Collector of the results of a walk along a prompt's blocks: sets of holders (ranks' caches) at rising depths
+/// (numbers of leading blocks), each a subset of the set before. `'p`: lifetime of the reader's guard.
 pub(crate) struct Reaches<'r, 'p>(&'r mut SmallVec<[Reach; 12]>, PhantomData<fn(&'p ()) -> &'p ()>);
 
 impl<'p> Reaches<'_, 'p> {
-    /// Adds the set of the holders (ranks' caches) that have the first `depth` blocks of the query.
+    /// Adds the set of the holders (ranks' caches) that have the first `depth` blocks of the query to the results.
     #[inline]
     pub(crate) fn push(&mut self, depth: u32, set: SetRef<'p>) {
         let reach = Reach { depth, set: set.word() };

@@ -71,7 +71,8 @@ impl RunHead {
         Self { id, parent, fork, version: AtomicU32::new(0), words: Words::default() }
     }
 
-    /// Address of this head of a run, which identifies the head in the record of a change.
+    /// Memory address of this head of a run, which identifies the head in the copy of its levels that the writer makes
+    /// before a change ([`ChangeRecord`]).
     #[inline]
     fn address(&self) -> usize {
         ptr::from_ref(self).addr()

@@ -80,14 +80,15 @@ pub(super) struct Words {
     pub(super) spilled: AtomicPtr<SpilledMemory>,
 }
 
-/// Copy of a head's levels (numbers of first blocks with their holders) before the change that the writer is making;
-/// each index has one record.
+/// Copy of the levels of a run's head (numbers of first blocks with their holders) before the change that the writer is
+/// making; each index has one record of this kind.
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct ChangeRecord {
     /// Version of this record of a head's levels, odd while the writer is changing the record.
     version: AtomicU32,
-    /// Odd version that the run's head has during its change. `head`: address of this head.
+    /// Version, an odd number, that the run's head has during the change that the writer is making. `head`: memory
+    /// address of this head.
     change: AtomicU32,
     head: AtomicUsize,
     words: Words,
@@ -130,7 +131,8 @@ impl Words {
         }
     }
 
-    /// Number of words in which the current levels (numbers of first blocks with their holders) differ from `levels`.
+    /// Number of words (stored integers) in which the current levels (numbers of first blocks with their holders)
+    /// differ from `levels`.
     #[inline]
     pub(super) fn differences(&self, levels: &[Level]) -> usize {
         let differs = |((end, set), level): ((&AtomicU32, &AtomicU64), &Level)| {
@@ -154,7 +156,8 @@ impl Words {
 }
 
 impl ChangeRecord {
-    /// Records the words of a run's head, which contain its levels, before the writer starts to change them.
+    /// Copies the words of a run's head, which contain its levels, to this record before the writer starts to change
+    /// them. `head`: address of the head; `change`: version of the head during the change.
     #[inline]
     pub(super) fn begin(&self, head: usize, words: &Words, change: u32) {
         let version = self.version.load(Ordering::Relaxed);

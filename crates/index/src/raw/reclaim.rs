@@ -38,7 +38,7 @@ pub(crate) struct Readers {
     under_change: Arc<ChangeRecord>,
 }
 
-/// Identifier of an index, unique within the process.
+/// Identifier of a block index, unique within the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct IndexId(u64);
 
@@ -50,7 +50,7 @@ impl IndexId {
     }
 }
 
-/// Guard of a reader: while it lives, no memory that the reader has found in the index is freed.
+/// Guard of a reader of the index: while it lives, no memory that the reader has found in the index is freed.
 pub(crate) struct Guard<'r> {
     cell: &'r Cell,
     readers: &'r Readers,
@@ -82,7 +82,7 @@ impl Readers {
         }
     }
 
-    /// Creates counters for this machine: one group of threads for each core, at most 32.
+    /// Creates reader counters for this machine: for one group of threads per core, at most 32 groups.
     pub(crate) fn for_this_machine() -> Self {
         let cores = std::thread::available_parallelism().map_or(8, usize::from);
         Self::new(cores.next_power_of_two().min(32))
@@ -134,7 +134,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// List of items that the writer has unlinked and not yet freed.
+/// List of items that the writer has unlinked (made unreachable for new readers) and not yet freed.
 pub(crate) struct RetiredList<T> {
     /// Items retired (unlinked, to be freed later) after the current waiting period for readers began.
     fresh: Vec<T>,
@@ -158,7 +158,7 @@ impl<T> RetiredList<T> {
         !self.ready.is_empty()
     }
 
-    /// Adds an item that has been unlinked, so that readers that start from now on cannot find it.
+    /// Adds an item to be freed later, which has been unlinked, so that readers that start from now on cannot find it.
     pub(crate) fn push(&mut self, thing: T) {
         self.fresh.push(thing);
     }
@@ -287,7 +287,8 @@ mod loom_tests {
 
     use super::*;
 
-    /// Checks that a reader that finds the item linked finds it not yet freed, in all interleavings.
+    /// Checks that a reader that finds an item in the index finds memory that is not yet freed, in all interleavings of
+    /// reader and writer.
     #[test]
     fn never_frees_under_a_reader() {
         loom::model(|| {

@@ -90,7 +90,8 @@ pub(crate) struct Set<'a> {
 }
 
 impl SetHead {
-    /// Creates the header of a set with `members` members and one reference.
+    /// Creates the header of a set of holders with `members` members and one reference. `key`: key of the set in the
+    /// table of sets; `bits`: true if the members are stored as a bit mask.
     pub(crate) fn new(key: u64, members: usize, bits: bool) -> Self {
         Self { key, references: AtomicU32::new(1), members: members as u32, bits }
     }
@@ -210,7 +211,7 @@ impl SetWord {
         unsafe { Self::at(address) }
     }
 
-    /// Set in memory at this address.
+    /// Set of holders whose memory begins at this address.
     ///
     /// # Safety
     ///

@@ -25,20 +25,20 @@ use crate::spread::{line_after, line_of};
 use crate::sync::{AtomicU64, Ordering};
 
 const SLOTS: usize = 7;
-/// Average number of entries per line at which a table counts as full.
+/// Average number of entries per line (a group of seven entries in one cache line) at which a table counts as full.
 const FULL: usize = 4;
 const LOW: u64 = 0x0001_0101_0101_0101;
 const HIGH: u64 = LOW << 7;
-/// Summand of one entry in a line's overflow count (entries that found the line full), which is the top byte of a word.
-/// Entries beyond the maximum of this byte are counted in `beyond`.
+/// Value added to a line's word for each entry that found the line (a group of seven entries) full: one, in the word's
+/// top byte, the overflow count. Entries beyond the maximum of this byte are counted in `beyond`.
 const ONE_OVERFLOW: u64 = 1 << 56;
 const MAX_OVERFLOW: u64 = 255;
 
 #[cfg_attr(loom, derive(Default))]
 #[repr(align(64))]
 struct Line {
-    /// Tags of the line's slots in bytes 0 to 6, each a byte of the entry's hash, or 0 for an empty slot; overflow
-    /// count in byte 7.
+    /// Tags of the line's slots (places for entries) in bytes 0 to 6, each a byte of the entry's hash, or 0 for an
+    /// empty slot; in byte 7 the number of entries that found the line full.
     meta: AtomicU64,
     slots: [AtomicU64; SLOTS],
 }
@@ -47,7 +47,8 @@ struct Line {
 #[cfg(not(loom))]
 unsafe impl Zeroable for Line {}
 
-/// Lines of a table: a plain list under the model checker loom, as its atomics cannot be made from zeros.
+/// Lines of a hash table, each a group of seven entries in one cache line: a plain list under the model checker loom,
+/// as its atomics cannot be made from zeros.
 #[cfg(loom)]
 type Lines = Box<[Line]>;
 #[cfg(not(loom))]
@@ -56,14 +57,16 @@ type Lines = ZeroedList<Line>;
 /// Hash table for one writer and many readers, with 64-bit values and without keys.
 pub(crate) struct Table {
     lines: Lines,
-    /// Number of overflowing entries of each line beyond the [`MAX_OVERFLOW`] that the line itself can count. Used only
-    /// by the writer, and empty unless many different keys have equal hashes.
+    /// Number of entries that found their line (a group of seven entries) full, for each line, as far as this number
+    /// exceeds the [`MAX_OVERFLOW`] that the line itself can count. Used only by the writer, and empty unless many
+    /// different keys have equal hashes.
     beyond: Mutex<HashMap<usize, u64>>,
 }
 
 impl Table {
     /// Creates a table for `entries` entries, with at most four sevenths of its slots in use. Entries that once found
-    /// their line full stay in another line, and with more slots in use they would be far from their lines.
+    /// their line (a group of seven slots) full stay in another line, and with more slots in use they would be far from
+    /// their lines.
     pub(crate) fn with_room_for(entries: usize) -> Self {
         let lines = entries.div_ceil(FULL).max(1);
         #[cfg(loom)]
@@ -81,7 +84,7 @@ impl Table {
         self.lines.shed()
     }
 
-    /// Number of entries at which the table should be replaced by a larger one.
+    /// Number of entries at which the hash table should be replaced by a larger one.
     pub(crate) fn room(&self) -> usize {
         self.lines.len() * FULL
     }
@@ -128,7 +131,7 @@ impl Table {
         None
     }
 
-    /// Adds a value under a hash. The caller must keep the number of entries below [`Self::room`].
+    /// Adds a value under a hash to the table. The caller must keep the number of entries below [`Self::room`].
     pub(crate) fn insert(&self, hash: u64, value: u64, _writer: &mut WriterToken) {
         let mut at = self.home(hash);
         loop {
@@ -150,8 +153,8 @@ impl Table {
         }
     }
 
-    /// Locks the counts of overflowing entries beyond the maximum of a line's own count; never waits, as only the
-    /// writer calls this method.
+    /// Locks the counts, by line (a group of seven entries), of entries that found their line full and exceed the
+    /// line's own count; never waits, as only the writer calls this method.
     fn beyond(&self) -> std::sync::MutexGuard<'_, HashMap<usize, u64>> {
         self.beyond.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -181,7 +184,7 @@ impl Table {
         })
     }
 
-    /// Removes a value under a hash; returns true if the value was in the table.
+    /// Removes a value under a hash from the table; returns true if the table contained the value.
     pub(crate) fn remove(&self, hash: u64, value: u64, _writer: &mut WriterToken) -> bool {
         let Some((line, slot, distance)) = self.at(hash, value) else { return false };
         let meta = &self.lines[line].meta;
@@ -194,8 +197,8 @@ impl Table {
         true
     }
 
-    /// Finds a value. Returns its line, its slot (place in the line), and the number of lines between its preferred
-    /// line and this line.
+    /// Finds an entry of the table by its hash and value. Returns its line (a group of seven entries), its slot (place
+    /// in the line), and the number of lines between the line for its hash and the line where it is.
     fn at(&self, hash: u64, value: u64) -> Option<(usize, usize, usize)> {
         let tag = tag(hash);
         let mut at = self.home(hash);
@@ -218,22 +221,24 @@ impl Table {
     }
 }
 
-/// Tag of a hash, a byte by which a line is searched: the hash's low byte, or 1 if that byte is 0.
+/// Tag of a hash, a byte by which a line (a group of seven entries) is searched: the hash's low byte, or 1 if that byte
+/// is 0.
 #[inline]
 fn tag(hash: u64) -> u64 {
     (hash & 0xff).max(1)
 }
 
-/// High bit of each of the seven tag bytes that is zero. The result must be exact: the cheaper form with a borrow may
-/// also mark a byte above a zero byte, so that a reader would get the value of an empty slot, whose memory may be
-/// freed.
+/// High bit of each of a line's seven tags (bytes of its entries' hashes) that is zero, which means an empty slot. The
+/// result must be exact: the cheaper form with a borrow may also mark a byte above a zero byte, so that a reader would
+/// get the value of an empty slot, whose memory may be freed.
 #[inline]
 fn zero_bytes(meta: u64) -> u64 {
     let low_bits = HIGH - LOW; // 0x7f in each tag byte: their sums stay within the byte
     !(((meta & low_bits) + low_bits) | meta) & HIGH
 }
 
-/// Slot (place in a line of the table) of the lowest bit set in `marks`.
+/// Slot (place in a line, a group of seven entries) of the lowest bit set in `marks`, a bit mask with one byte per
+/// slot.
 #[inline]
 fn slot(marks: u64) -> usize {
     marks.trailing_zeros() as usize / 8
@@ -348,7 +353,8 @@ mod loom_tests {
         });
     }
 
-    /// Checks that a reader finds an entry that found its line full and stays in another one, while both lines change.
+    /// Checks that a reader finds an entry that found its line (a group of entries) full and stays in another one,
+    /// while both lines change.
     #[test]
     fn what_stays_is_found_beyond_a_full_line() {
         loom::model(|| {

@@ -36,7 +36,7 @@ pub(super) struct ThinRef<'p, H, T> {
     owned: PhantomData<&'p Memory<H, T>>,
 }
 
-/// Step in which the capacity of a list in a [`ThinBox`] grows, in items.
+/// Number of items by which the capacities of the lists in a [`ThinBox`] differ: each is a multiple of it.
 const CLASS: usize = 4;
 
 fn class(len: usize) -> usize {
@@ -171,7 +171,8 @@ impl<H, T: Copy> Spares<H, T> {
         unsafe { ThinBox::write(std::mem::ManuallyDrop::new(spare).0, head, items) }
     }
 
-    /// Keeps a box for reuse, unless enough boxes are kept already. No reader uses the box any longer.
+    /// Keeps the memory of a freed box for reuse, unless enough boxes are kept already. No reader uses the box any
+    /// longer.
     pub(crate) fn keep(&mut self, it: ThinBox<H, T>) {
         let (class, bytes) = (class(it.get().items().len()), it.bytes());
         if class >= MOST_CLASSES || self.bytes + bytes > MOST_BYTES {

@@ -140,7 +140,8 @@ impl Runs {
 /// Table of child runs that is being built, and that readers do not use yet.
 pub(super) struct NextChildren {
     pub(super) table: Children,
-    /// Number of the first run of blocks that has not been added to the new table.
+    /// Number of the first run of blocks that is not in the new table of child runs yet; all runs with smaller numbers
+    /// are.
     pub(super) until: u32,
 }
 
@@ -151,9 +152,9 @@ impl NextChildren {
     }
 }
 
-/// Largest number of child runs in a run's list of children. Further children are counted by each of their holders
-/// (ranks' caches): a common beginning has as many children as there are conversations, and a change of one holder must
-/// not visit all of them.
+/// Largest number of child runs in a run's list of children. Further children are not listed; each holder (a rank's
+/// cache) counts those in which it has blocks: a common beginning has as many children as there are conversations, and
+/// a change of one holder must not visit all of them.
 const LISTED: u32 = 16;
 
 /// Forks of one run of blocks: the numbers of blocks after which child runs continue the run, in descending order, each
@@ -176,7 +177,7 @@ impl Forks {
         self.listed == 0 && self.unlisted == 0
     }
 
-    /// True if the next child run is added to the list of children; otherwise it is only counted.
+    /// True if the next child run that is added goes into the run's list of children; otherwise it is only counted.
     pub(crate) fn lists_next(&self) -> bool {
         self.listed < LISTED
     }

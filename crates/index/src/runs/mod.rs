@@ -31,12 +31,12 @@ struct Entry {
     run: Option<Run>,
     /// Number of blocks from the beginning of the prompt to the run's first block.
     start: u32,
-    /// Next child run that continues the parent after the same number of blocks. `previous`: the previous one, unset
-    /// for the first.
+    /// Next child run that continues the same parent run after the same number of blocks. `previous`: the previous one,
+    /// unset for the first.
     next: u32,
     previous: u32,
-    /// True if the hashes of removed blocks that once followed the last one are lost. Then no block may be appended: a
-    /// reader that has read the old blocks may be about to search for children at the same offsets.
+    /// True if the content hashes of removed blocks, which once followed the run's last block, are lost. Then no block
+    /// may be appended: a reader that has read the old blocks may be about to search for children at the same offsets.
     cut: bool,
     /// True if the run of blocks is in its parent's list of children; otherwise its holders (ranks' caches) count it.
     listed: bool,
@@ -60,7 +60,7 @@ pub(crate) struct Runs {
     free: ChunkedList<u32>,
     /// Pointers at which lookups start, to the table of child runs and the roster of holders; shared with the readers.
     pub(crate) shown: Arc<ReaderEntry>,
-    /// New table of child runs, while it is being built.
+    /// New table of child runs (runs that continue another run), while it is being built; None otherwise.
     next_children: Option<NextChildren>,
     live: usize,
     positions: usize,
@@ -189,7 +189,8 @@ impl Runs {
         self.get_mut(at.run).set_name(at.offset as usize, name);
     }
 
-    /// Place in the parent run (run and number of blocks) after which a run of blocks continues its parent.
+    /// Place where a run of blocks continues its parent: the parent's number, and the number of the parent's blocks
+    /// before this run.
     pub(crate) fn origin(&self, id: u32) -> Place {
         let head = self.get(id).head();
         Place { run: head.parent, blocks: head.fork }
@@ -203,7 +204,8 @@ impl Runs {
         }
     }
 
-    /// Number of the child run of blocks that continues `place` with the content hash `content`; None if there is none.
+    /// Number of the child run of blocks that begins at `place` (a run and a number of its blocks) with the content
+    /// hash `content`; None if there is none.
     #[inline]
     pub(crate) fn child(&self, place: Place, content: u64) -> Option<u32> {
         if place.run != ROOT && self.entries[place.run as usize].forks.is_none() {
@@ -212,8 +214,8 @@ impl Runs {
         self.shown.children.get(&self.token).find_id(place.run, place.blocks, content, &self.token)
     }
 
-    /// Position of the block with the content hash `content` that continues `place`, in the run of blocks itself or in
-    /// a child; None if there is none.
+    /// Position of the block with the content hash `content` that comes next after `place` (a run and a number of its
+    /// blocks), in the run itself or in a child; None if there is none.
     pub(crate) fn next(&self, place: Place, content: u64) -> Option<Position> {
         if place.run != ROOT && self.get(place.run).contents().get(place.blocks as usize) == Some(&content) {
             return Some(Position { run: place.run, offset: place.blocks });
@@ -221,8 +223,9 @@ impl Runs {
         self.child(place, content).map(|run| Position { run, offset: 0 })
     }
 
-    /// True if blocks with these content hashes can be appended to the run of blocks itself. This is not possible if
-    /// the run ever had other blocks there, as (run, offset) identifies one prefix as long as the run lives.
+    /// True if blocks with these content hashes can be appended to the run of blocks at `place` itself, rather than to
+    /// a child run. This is not possible if the run ever had other blocks there, as (run, offset) identifies one prefix
+    /// as long as the run lives.
     pub(crate) fn can_append(&self, place: Place, contents: &[u64]) -> bool {
         place.run != ROOT && {
             let run = self.get(place.run);
@@ -231,8 +234,8 @@ impl Runs {
         }
     }
 
-    /// Appends blocks to a run of blocks, as many as it can take. They have no holders (ranks' caches) yet. Returns
-    /// their number.
+    /// Appends blocks to a run of blocks, as many as it can take. The new blocks have no holders (ranks' caches) yet.
+    /// Returns the number of blocks appended.
     ///
     /// `names`: block hashes shared by all holders; None if there are none. `more`: number of blocks that will follow
     /// soon, for which space is reserved if the run must be moved.
@@ -291,8 +294,8 @@ impl Runs {
         trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
     }
 
-    /// Creates a run of blocks that continues `place`, with the first of these blocks, as many as fit. The blocks have
-    /// no holders (ranks' caches) yet. Returns the run's number.
+    /// Creates a run for blocks that come after `place` (another run and a number of its blocks), with the first of
+    /// these blocks, as many as fit. The blocks have no holders (ranks' caches) yet. Returns the run's number.
     pub(crate) fn create(
         &mut self,
         place: Place,

@@ -97,8 +97,8 @@ struct NewEntry {
     contents: Vec<u64>,
 }
 
-/// Builder of a dictionary of the blocks that ranks hold. The dictionary is complete after the last rank; until then it
-/// is in memory, with 16 bytes per block.
+/// Builder of a snapshot's dictionary of the blocks that ranks hold. The dictionary is complete after the last rank was
+/// added; until then it is in memory, with 16 bytes per block.
 #[derive(Debug, Default)]
 pub struct DictionaryWriter {
     entries: Vec<NewEntry>,
@@ -133,8 +133,8 @@ impl DictionaryWriter {
         })
     }
 
-    /// Index of the entry that begins with a chain; the entry is extended or created if needed. `elsewhere`: true if
-    /// the chain's run belongs to another index than the runs of other chains.
+    /// Index of the dictionary's entry whose first blocks are those of `chain`; an entry is extended or created if
+    /// needed. `elsewhere`: true if the chain's run belongs to another index than the runs of other chains.
     pub(super) fn entry(&mut self, chain: CopiedChain, elsewhere: bool) -> usize {
         let CopiedChain { run, parent, names, contents, .. } = chain;
         let alike = self.by_run.entry((elsewhere, run)).or_default();

@@ -16,11 +16,11 @@ use crate::sets::Sets;
 use crate::stats::{Counters, step};
 use crate::types::BlockHash;
 
-/// Largest number of block hashes for which a buffer is kept from one event to the next.
+/// Largest number of block hashes for which the memory of a buffer is kept from one event to the next.
 pub(super) const MOST_NAMES: usize = 1024;
 
-/// Largest number of blocks for which the private table of block hashes of a holder (a rank's cache) is built in one
-/// step.
+/// Largest number of a holder's blocks for which its private table of block hashes is built in one step (a holder: a
+/// rank's cache).
 const OWN_AT_ONCE: u64 = 1 << 10;
 
 /// Smallest number of blocks after a missing block that are kept together, as a branch (a group of blocks under a
@@ -39,14 +39,14 @@ pub(crate) struct Writer {
     pub(super) workers: Workers,
     /// Reusable buffer for the block hashes of an event.
     pub(super) names_of_event: Vec<u64>,
-    /// Reusable buffer for the block hashes that a removal deletes.
+    /// Reusable buffer for the block hashes of the blocks that a removal removes.
     pub(super) gone: Vec<u64>,
     /// Reusable buffer for the levels of a run (numbers of its first blocks with their holders) while they change.
     pub(super) levels: Vec<Level>,
     pub(super) leaving: Departures,
     /// Number of blocks of all holders (ranks' caches) whose chain to the beginning of the prompt is incomplete.
     pub(super) waiting: usize,
-    /// Number of blocks still to be stored by those store events that have been applied in part.
+    /// Number of blocks that are still to be stored by store events that have been applied only in part.
     pub(super) promised: usize,
     /// Number of blocks that follow the current part of a store, until the first block of this part is stored.
     pub(super) coming: usize,
@@ -102,7 +102,7 @@ impl Writer {
         }
     }
 
-    /// Runs a change in which no block gains a second copy.
+    /// Runs a change of the index during which no block gets a second copy on a rank.
     pub(crate) fn without_copies<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
         let counts = std::mem::replace(&mut self.count_copies, false);
         let result = change(self);
@@ -181,7 +181,7 @@ impl Writer {
         }
     }
 
-    /// True if there is unlinked memory that can be freed, as no reader can use it any longer.
+    /// True if there is memory, unlinked from the index, that can be freed, as no reader can use it any longer.
     pub(super) fn has_garbage(&self) -> bool {
         self.trash.is_ready()
     }

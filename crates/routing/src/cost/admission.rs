@@ -13,9 +13,9 @@ use crate::cost::demand::Demand;
 use crate::cost::idle::Tail;
 use crate::cost::slowness::Load;
 
-/// Lower limit of the weight of a new sample in the mean time between tokens.
+/// Lower limit of the weight of a new sample in an engine's mean time between two tokens of a request.
 const SLOWEST: f64 = 0.02;
-/// Number of tokens that an answer must exceed to give a sample of the time between tokens.
+/// Number of tokens that an answer must exceed for its mean time between tokens to be used as a sample.
 const LEAST_TOKENS: f64 = 8.0;
 
 /// Seconds for which a forecast for an engine is reused, unless a request starts or ends there meanwhile. A new
@@ -30,7 +30,7 @@ struct QueuedRequest {
     uncached: f64,
     prefill: f64,
     blocks: f64,
-    /// Largest number of tokens that the request may generate; None if the request sets no limit.
+    /// Largest number of tokens that may be generated for the request; None if the request sets no limit.
     most: Option<f64>,
     tail: Tail,
 }
@@ -105,15 +105,16 @@ pub(super) struct Cache {
 /// Forecast for the requests at an engine, assuming that no further request arrives.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Forecast {
-    /// Seconds until all prompts now at the engine are computed, if the first of them is not late. `begun`: seconds
-    /// until the last of them starts.
+    /// Seconds until all prompts now at the engine are computed, assuming that the first prompt is not late. `begun`:
+    /// seconds until the last of these prompts starts.
     pub(super) computed: f64,
     begun: f64,
     /// Seconds until enough requests have ended for one more to run, within the engine's limit of running requests.
     turn: f64,
     /// Number of blocks in use when the last of the present prompts starts, including that prompt's blocks.
     used: f64,
-    /// Ends of requests after that time, earliest first: seconds until the end, and number of blocks that it frees.
+    /// Ends of requests after the last of the present prompts starts, earliest first: seconds until the end, and number
+    /// of blocks that it frees.
     ends: VecDeque<(f64, f64)>,
 }
 
@@ -125,7 +126,7 @@ impl Engine {
         self.blocks += blocks;
     }
 
-    /// Records the first token of a request, which moves from the queue to the running requests.
+    /// Records the first token of a request, which moves from the engine's queue to its running requests.
     pub(super) fn first_token(&mut self, number: u64, now: f64) {
         *self.foreseen.get_mut() = None;
         let Some(at) = self.queue.iter().position(|its| its.number == number) else { return };
@@ -146,7 +147,8 @@ impl Engine {
         self.blocked = false;
     }
 
-    /// Extends the integrals over time of the number of running requests and of their blocks to the time `now`.
+    /// Extends the integrals over time of the number of the engine's running requests and of their blocks to the time
+    /// `now`, in seconds.
     fn pass(&mut self, now: f64) {
         let passed = (now - self.area.at).max(0.0);
         self.area.at = now.max(self.area.at);
@@ -235,13 +237,15 @@ impl Engine {
             || self.running.len() as f64 >= cache.limit
     }
 
-    /// Records if the first request of the engine's queue cannot start for lack of room.
+    /// Records whether the first request of the engine's queue cannot start for lack of room: cache space, or a place
+    /// among the requests that run at once.
     pub(super) fn look(&mut self, cache: &Cache, step: f64, now: f64) {
         self.blocked = self.blocked || self.is_blocked(cache, step, now);
     }
 
-    /// Seconds for which the prompt at the head of the queue could have been computed. `since_turn`: seconds since it
-    /// became the first of the queue; if it lacked room, only the time since the last end of a request counts.
+    /// Seconds for which the prompt at the head of the engine's queue could have been computed so far. `since_turn`:
+    /// seconds since the prompt became the first of the queue; if the cache had no room for it, only the time since the
+    /// last end of a request counts.
     pub(super) fn elapsed(&self, since_turn: f64, now: f64) -> f64 {
         if self.blocked { since_turn.min(now - self.last_end) } else { since_turn }
     }

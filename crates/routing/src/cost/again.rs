@@ -13,9 +13,10 @@ const SLOTS: usize = 1 << 16;
 /// Distance between two sampled blocks of a prompt. Sampled positions are multiples of it, so prompts with a common
 /// beginning are sampled at the same blocks.
 const EVERY: usize = 8;
-/// Factor by which the counts of earlier blocks shrink with each new sampled block.
+/// Factor by which the counts of earlier blocks (all computed ones, and those computed again) shrink with each new
+/// sampled block.
 const KEPT: f64 = 1.0 - 1.0 / 4_096.0;
-/// Number of computed blocks that are assumed at the beginning not to have been computed before.
+/// Number of computed blocks that are assumed at the beginning and count as not computed before.
 const PRIOR: f64 = 64.0;
 /// Initial number of blocks new at a worker, as a prior: half of them evict a block that is computed again.
 const NEW_PRIOR: f64 = 64.0;

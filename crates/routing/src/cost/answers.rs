@@ -1,24 +1,26 @@
 //! Estimate of the number of tokens of an answer, and of the tokens still to come of an answer that has begun.
 
-/// Largest number of answers that are remembered.
+/// Largest number of answers whose lengths are remembered.
 const MOST: usize = 1_024;
 /// Number of new answers after which the sorted lengths and their sums are computed again.
 const FRESH: usize = 16;
 /// Weight of the mean length in each estimate, as a number of answers: the longest answers seen so far say little about
 /// the remaining length of even longer ones.
 const MEMORYLESS: f64 = 8.0;
-/// Lengths of answers, in tokens, that are assumed before any answer is known.
+/// Lengths of answers, in tokens, that are assumed as long as no answer has ended.
 const FIRST: [f64; 4] = [64.0, 128.0, 256.0, 512.0];
 
 /// Lengths of the last answers, in tokens.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Lengths in order of arrival, in a ring buffer whose oldest entry is at index `next`.
+    /// Lengths of the last answers in order of arrival, in tokens, in a ring buffer whose oldest entry is at index
+    /// `next`.
     lengths: Vec<f64>,
     next: usize,
     fresh: usize,
     sorted: Vec<f64>,
-    /// Suffix sums: for each length in `sorted`, the sum of it and all longer ones, and 0 at the end.
+    /// Suffix sums of the lengths of answers: for each length in `sorted`, the sum of this length and all longer ones,
+    /// and 0 at the end.
     sums: Vec<f64>,
 }
 
@@ -31,7 +33,7 @@ impl Default for Answers {
 }
 
 impl Answers {
-    /// Adds the length of an answer in tokens.
+    /// Adds the length of an answer, in tokens, to the last ones.
     pub(super) fn add(&mut self, tokens: f64) {
         if !tokens.is_finite() || tokens < 0.0 {
             return;

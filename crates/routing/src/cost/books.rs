@@ -316,7 +316,7 @@ impl Books {
 pub(super) struct SharedForecast {
     /// True if the cache of any candidate is nearly full, so that the request may have to wait for space.
     is_scarce: bool,
-    /// Prices of cache space; None if space costs nothing or its price is unknown.
+    /// Prices of cache space at the candidates, in seconds; None if space costs nothing or its price is unknown.
     prices: Option<Prices>,
     /// Expected number of tokens of the request's answer.
     answer: f64,

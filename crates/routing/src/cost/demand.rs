@@ -48,7 +48,7 @@ impl Demand {
         self.residence += seconds;
     }
 
-    /// Copy of the sums over a worker's requests, decayed to the time `now`.
+    /// Copy of these sums over a worker's requests, decayed to the time `now`.
     fn at(&self, now: f64) -> Self {
         let passed = (now - self.at).max(0.0);
         let share = (-passed / SHARES).exp();
@@ -113,7 +113,7 @@ const FAR: f64 = 5.0;
 pub(super) struct Prices {
     rate: f64,
     residence: f64,
-    /// Mean share of a cache in use. `next`: share of a cache that one more request occupies.
+    /// Mean share of a cache that is in use. `next`: share of a cache that one more request occupies.
     usual: f64,
     next: f64,
     deviation: f64,

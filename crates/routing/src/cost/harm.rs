@@ -112,14 +112,14 @@ pub(super) struct Outlook {
 pub(super) struct PromptParts {
     /// Number of the prompt's tokens that the engine must compute.
     pub(super) uncached: f64,
-    /// Seconds that loads and pulls of the prompt's blocks take.
+    /// Seconds that the loads and pulls of the prompt's blocks take at the candidate.
     pub(super) seconds: f64,
-    /// Number of tokens pulled from another engine.
+    /// Number of the prompt's tokens whose blocks are pulled from another engine.
     copied: f64,
 }
 
 impl PromptParts {
-    /// Split of a prompt if no block is loaded or pulled.
+    /// Split of a prompt at a candidate (tokens to compute, load and pull) if no block is loaded or pulled.
     #[inline(always)]
     pub(super) fn computed(request: &Request<'_>, all: &Candidates, row: usize) -> Self {
         let reached = all.predicted_blocks[row].max(all.any_blocks[row]);
@@ -135,7 +135,7 @@ impl PromptParts {
     }
 
     /// Split of a prompt (tokens to compute, load and pull) that gives a lower bound on the cost, over all ways in
-    /// which the candidate's engine can get the prompt's blocks.
+    /// which the candidate's engine can get the prompt's blocks. `least`: bounds on these ways.
     #[inline(always)]
     pub(super) fn at_least(
         least: &LeastTransfer,

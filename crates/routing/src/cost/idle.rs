@@ -15,14 +15,15 @@ use crate::request::Request;
 const SHORTEST: f64 = 0.01;
 /// Number of classes in the histogram of pauses between an answer and the prompt that continues it.
 const CLASSES: usize = 9;
-/// Seconds after which an idle prompt without a continuation is forgotten: the longest pause.
+/// Seconds after which an idle prompt (one whose request has ended) without a continuation is forgotten: the longest
+/// pause.
 const LONGEST: f64 = 2.56;
 /// Factor by which the counts of earlier pauses (between an answer and the next prompt) shrink with each new pause.
 const KEPT: f64 = 1.0 - 1.0 / 512.0;
-/// Number of prompts that are assumed at the beginning to have had no continuation.
+/// Number of prompts that are assumed at the beginning and count as prompts without a continuation.
 const PRIOR: f64 = 8.0;
-/// Seconds after its last query for which a request that continues an idle prompt counts as waiting in the router;
-/// waiting requests are queried more often than this.
+/// Seconds after the last routing query for a request for which the request counts as waiting in the router, if it
+/// continues an idle prompt (one whose request has ended); waiting requests are queried more often than this.
 const WAITS: f64 = 1.0;
 /// Largest number of idle prompts (prompts whose requests have ended) kept for one worker.
 const MOST: usize = 64;
@@ -44,7 +45,8 @@ impl Pauses {
         *self.classes.get_mut(class).unwrap_or(&mut self.never) += 1.0;
     }
 
-    /// Probability that an idle prompt is continued within the next `within` seconds, if it was not for `idle` seconds.
+    /// Probability that an idle prompt (one whose request has ended) is continued within the next `within` seconds, if
+    /// no prompt has continued it for `idle` seconds.
     fn chance(&self, idle: f64, within: f64) -> f64 {
         1.0 - self.longer(idle + within) / self.longer(idle)
     }
@@ -87,7 +89,7 @@ struct IdlePrompt {
     ended: f64,
     /// Number of the prompt's blocks that no other request used, including the blocks of the answer.
     blocks: f64,
-    /// Time of the last routing query for a request that continues this prompt.
+    /// Time of the last routing query for a request that continues this prompt, in seconds of the caller's clock.
     asked: f64,
 }
 
@@ -122,8 +124,8 @@ pub(super) struct IdlePrompts {
     found: Matches,
 }
 
-/// Result of the last search for idle prompts that a request continues: pairs of worker, and index in the worker's
-/// list.
+/// Result of the last search for idle prompts (those whose requests have ended) that a request continues: pairs of
+/// worker, and index in the worker's list.
 #[derive(Debug, Default)]
 struct Matches {
     request: u64,
@@ -194,8 +196,8 @@ impl IdlePrompts {
         }
     }
 
-    /// Finds the newest idle prompt of each worker that a request continues. A repeated search for the same request
-    /// reuses the last result, as a request is usually queried just before it is sent.
+    /// Finds the newest idle prompt (one whose request has ended) of each worker that a request continues. A repeated
+    /// search for the same request reuses the last result, as a request is usually queried just before it is sent.
     fn find(&mut self, request: &Request<'_>) {
         let Self { shelves, occupied, found, .. } = self;
         let tail = Tail::of(request);
@@ -224,9 +226,10 @@ impl IdlePrompts {
         self.shelves.get(worker as usize).map_or(0.0, |shelf| shelf.blocks)
     }
 
-    /// Number of idle prompts' blocks that a request would evict, each weighted by the probability that its prompt is
-    /// continued within `within` seconds. `over`: number of the request's blocks for which idle prompts must be
-    /// evicted. The result is 0 for a request that itself continues an idle prompt of this worker.
+    /// Number of idle prompts' blocks (of prompts whose requests have ended) that a request would evict at a worker,
+    /// each weighted by the probability that its prompt is continued within `within` seconds. `over`: number of the
+    /// request's blocks for which idle prompts must be evicted. The result is 0 for a request that itself continues an
+    /// idle prompt of this worker.
     pub(super) fn loss(&self, worker: u32, request: &Request<'_>, over: f64, within: f64, now: f64) -> f64 {
         let Some(shelf) = self.shelves.get(worker as usize) else { return 0.0 };
         let (mut over, mut lost) = (over, 0.0);

@@ -22,7 +22,7 @@ pub(super) struct RunningLimit {
     score: f64,
     /// Time of the engine's last report, in seconds.
     at: f64,
-    /// True if a request has started to run since the last report that counted.
+    /// True if a request has started to run since the engine's last report that counted as evidence.
     has_begun: bool,
 }
 
@@ -33,7 +33,8 @@ impl Default for RunningLimit {
 }
 
 impl RunningLimit {
-    /// True if a report of these numbers of running and waiting requests is evidence for or against a limit.
+    /// True if an engine's report of these numbers of running and waiting requests is evidence for or against a limit
+    /// of the requests that it runs at once.
     #[inline]
     pub(super) fn is_touched(&self, running: f64, waiting: f64) -> bool {
         running > self.most || waiting > 0.0

@@ -110,7 +110,7 @@ impl Kvatlas {
         }
     }
 
-    /// Computes the costs of all candidates, in seconds.
+    /// Computes the costs of sending a request to each of the candidates, in seconds.
     fn assess_all(&mut self, request: &Request<'_>, candidates: &Candidates, ways: Option<&Ways<'_>>, now: f64) {
         let mut costs = std::mem::take(&mut self.costs);
         let (mut starts, mut losses) = (std::mem::take(&mut self.starts), std::mem::take(&mut self.losses));
@@ -127,9 +127,9 @@ impl Kvatlas {
         (self.costs, self.starts, self.losses, self.settled) = (costs, starts, losses, settled);
     }
 
-    /// Computes the exact costs of the candidates that may be the cheapest. For the others, only a lower bound is
-    /// computed that already exceeds the least cost. The forecast for an engine and the choice of sources to pull from
-    /// take most of the time, and matter only for few candidates.
+    /// Computes the exact costs of those candidates that may be the cheapest. For each of the others, only a lower
+    /// bound of the cost is computed, which already exceeds the least cost. The forecast for an engine and the choice
+    /// of sources to pull from take most of the time, and matter only for few candidates.
     fn assess_cheapest<const MOVES: bool>(
         &mut self,
         request: &Request<'_>,

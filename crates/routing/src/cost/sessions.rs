@@ -18,8 +18,8 @@ const CLASSES: usize = 13;
 /// Quantile (share) of the pauses between a session's requests: after a pause that exceeds this share of all pauses,
 /// the session counts as over.
 const NEARLY_ALL: f64 = 0.95;
-/// Seconds without a request after which a session counts as over, while few pauses are known; `LEAST`: lower limit in
-/// seconds once they are known.
+/// Seconds without a request after which a session counts as over, while few pauses between sessions' requests are
+/// known; `LEAST`: lower limit of this time, in seconds, once they are known.
 const UNKNOWN: f64 = 60.0;
 const LEAST: f64 = 10.0;
 /// Factor by which the counts of earlier pauses between a session's requests shrink with each new pause.
@@ -27,7 +27,7 @@ const KEPT: f64 = 1.0 - 1.0 / 512.0;
 /// Number of pauses between sessions' requests that must be known before their distribution is used.
 const FEW: f64 = 8.0;
 
-/// Worker of a session, and the time of the session's last request.
+/// Worker to which a session's requests go, and the time of the session's last request.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     worker: u32,
@@ -130,7 +130,7 @@ impl Sessions {
         f64::from(self.living.get(worker as usize).copied().unwrap_or_default())
     }
 
-    /// Number of requests that a new session is expected to send after its first one.
+    /// Number of requests that a new session is expected to send after its first one, from the sessions so far.
     pub(super) fn to_come(&self) -> f64 {
         self.later / (self.over + 0.5 * self.places.len() as f64 + 1.0)
     }

@@ -4,13 +4,13 @@
 //! of a step depends on the engine, so it is learnt for the fleet: a linear regression of the time between an answer's
 //! tokens, relative to the engine's mean, on the load meanwhile.
 
-/// Factor by which a time must differ from the engine's mean to be ignored as an outlier.
+/// Factor by which an answer's time between tokens must differ from the engine's mean to be ignored as an outlier.
 const STRAY: f64 = 3.0;
 /// Factor by which the weight of earlier samples of answers' speeds shrinks with each new sample.
 const KEPT: f64 = 1.0 - 1.0 / 1_024.0;
 /// Units in which load is measured (requests, tokens), so that both have similar magnitudes in the regression.
 const UNITS: [f64; 2] = [16.0, 200_000.0];
-/// Weight of the prior assumption that load does not slow an engine.
+/// Weight of the initial assumption that load does not slow an engine, as a number of samples.
 const PRIOR: f64 = 1.6;
 /// Prior estimate: relative growth of an engine's step (one token of every running answer) by one more request, and the
 /// weight of this estimate, which equals 64 samples whose loads are two requests from the mean.

@@ -31,8 +31,8 @@ impl Draw {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Item with the lowest key, as its row number; a random one of them if several have it. None if there are no
-    /// items.
+    /// Item with the lowest key among candidates' rows, as its row number; a random one of them if several have it.
+    /// None if there are no items.
     pub fn lowest<K: PartialOrd>(
         &mut self,
         rows: impl Iterator<Item = usize>,

@@ -14,7 +14,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Creates an empty ring on which each worker gets `points` points.
+    /// Creates an empty hash ring on which each worker gets `points` points, the places at which keys find it.
     pub fn new(points: u32) -> Self {
         Self { points: points.max(1), workers: Vec::new(), places: Vec::new() }
     }
@@ -31,7 +31,7 @@ impl Ring {
         self.workers.is_empty()
     }
 
-    /// Adds all given workers that are not on the ring yet.
+    /// Adds all given workers that are not on the hash ring yet.
     pub fn put(&mut self, workers: &[u32]) {
         let before = self.places.len();
         for &worker in workers {
@@ -53,8 +53,8 @@ impl Ring {
         }
     }
 
-    /// Index of the first worker in `workers` that the predicate `takes` accepts, in the order of the ring from `key`
-    /// on; None if there is none.
+    /// Index of the first worker in `workers` that the predicate `takes` accepts, in the order in which the workers'
+    /// points follow the hash `key` on the ring; None if there is none.
     pub fn first(&self, key: u64, workers: &[u32], mut takes: impl FnMut(usize) -> bool) -> Option<usize> {
         let start = self.places.partition_point(|&(place, _)| place < key);
         let sorted = workers.is_sorted();

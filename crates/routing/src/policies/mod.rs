@@ -12,7 +12,7 @@ mod sticky_least_loaded;
 
 use crate::policy::{PolicyEntry, boxed};
 
-/// Table entries of the plain policies: name and constructor.
+/// Name and constructor of each of the plain policies, those other than `kvatlas`.
 pub(crate) const PLAIN: [PolicyEntry; 6] = [
     PolicyEntry { name: "random", make: |options, seed| boxed(random::Random::new(options, seed)) },
     PolicyEntry { name: "round-robin", make: |options, seed| boxed(round_robin::RoundRobin::new(options, seed)) },

@@ -12,8 +12,8 @@ pub(crate) use sent_prompts::{Insertion, Leaf, SentPrompts};
 pub use unheard::{PredictedIndex, Retention};
 
 /// Priority queue of numbers by due time. Most numbers are added in the order of their times, or in one of two orders,
-/// as their delay is constant. These numbers are kept in two lines; only the others are in a heap, which has slower
-/// memory access.
+/// as their delay is constant. These numbers are kept in two simple queues; only the others are in a heap, which has
+/// slower memory access.
 #[derive(Debug, Default)]
 struct DueNumbers {
     lines: [VecDeque<(Time, u32)>; 2],

@@ -23,7 +23,8 @@ pub(crate) struct SentPrompts {
     free: Vec<u32>,
     children: HashMap<(u32, u32, u64), u32>,
     due: DueNumbers,
-    /// Length of the queue of expiry times, `due`, above which outdated items are removed from the queue.
+    /// Length of the queue of expiry times, `due`, above which the items of entries that no longer exist are removed
+    /// from it.
     due_most: usize,
     blocks: usize,
     most: usize,
@@ -70,7 +71,8 @@ pub(crate) struct Leaf {
 /// Result of inserting a prompt into the store of prompts on their way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Insertion {
-    /// End of the stored prompt. None if the prompt was not stored, because it has no blocks or the store is full.
+    /// End of the stored prompt: its last run (a list of consecutive blocks) and the number of its blocks there. None
+    /// if the prompt was not stored, because it has no blocks or the store is full.
     pub(crate) leaf: Option<Leaf>,
     /// Number of the prompt's leading blocks that were stored.
     pub(crate) depth: u32,
@@ -138,7 +140,8 @@ impl SentPrompts {
         Insertion { leaf: Some(Leaf { run: new, end }), depth: before + end, own }
     }
 
-    /// Content hashes of a stored prompt, given by its end.
+    /// Content hashes of a stored prompt, given by its end `leaf` (a run of blocks, and the number of the prompt's
+    /// blocks in it).
     pub(crate) fn prompt(&self, leaf: Leaf) -> Vec<u64> {
         let (mut at, mut end, mut parts) = (leaf.run, leaf.end, Vec::new());
         while let Some(run) = self.runs.get(at as usize) {
@@ -149,7 +152,7 @@ impl SentPrompts {
     }
 
     /// Ends the use of a prompt's blocks by a request of `worker`; returns the number of blocks that no request at this
-    /// worker uses any longer.
+    /// worker uses any longer. `leaf`: end of the stored prompt.
     pub(crate) fn release(&mut self, leaf: Leaf, worker: u32) -> u32 {
         let (mut at, mut end, mut freed) = (leaf.run, leaf.end, 0);
         while let Some(run) = self.runs.get_mut(at as usize) {
@@ -219,7 +222,8 @@ impl SentPrompts {
         self.prune(leaf.run);
     }
 
-    /// Removes all blocks on their way to a worker, and all blocks that its requests use.
+    /// Removes, from the store of prompts on their way, all blocks on their way to a worker and all blocks that its
+    /// requests use.
     pub(crate) fn forget_worker(&mut self, worker: u32) {
         for run in &mut self.runs {
             run.entries.retain(|entry| entry.worker != worker);
@@ -317,7 +321,7 @@ impl Run {
         end.saturating_sub(self.most_used(worker))
     }
 
-    /// Number of leading blocks of the run (a list of consecutive blocks) that requests of a worker use.
+    /// Largest number of leading blocks of the run (a list of consecutive blocks) that a request of the worker uses.
     fn most_used(&self, worker: u32) -> u32 {
         let after = self.uses.partition_point(|its| its.worker <= worker);
         let last = after.checked_sub(1).and_then(|last| self.uses.get(last));

@@ -17,7 +17,7 @@ use kvatlas_index::hash::prefix_hashes_into;
 use crate::depths::{Depth, Depths};
 use crate::parts::draw::mix;
 
-/// Constant mixed into the keys of output blocks, so that they differ from the keys of all prompt blocks.
+/// Constant mixed into the keys of the blocks of answers, so that they differ from the keys of all prompt blocks.
 const OUTPUT: u64 = 0x006F_7574_7075_7421;
 
 /// Rule by which blocks that an engine is predicted to hold are forgotten.
@@ -41,9 +41,9 @@ pub enum Retention {
 pub struct PredictedIndex {
     forgets: Retention,
     caches: Vec<Cache>,
-    /// Requests in flight, each with its worker and the keys of its blocks.
+    /// Requests in flight by number, each with its worker and the keys (hashes) of its blocks.
     using: HashMap<u64, (u32, Vec<u64>)>,
-    /// Reusable buffer for the keys of a prompt's blocks.
+    /// Reusable buffer for the keys (hashes) of a prompt's blocks.
     names: Vec<u64>,
     outputs: u64,
 }
@@ -109,7 +109,7 @@ impl PredictedIndex {
         self.expire(now);
     }
 
-    /// Records the end of a request. `output_blocks`: number of blocks that its output occupies.
+    /// Records the end of a request. `output_blocks`: number of blocks that the request's answer occupies.
     pub fn ended(&mut self, request: u64, output_blocks: usize, now: f64) {
         let Some((worker, names)) = self.using.remove(&request) else { return };
         let (first, room, until) = (self.outputs, self.room(worker), self.until(now));

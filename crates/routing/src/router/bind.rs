@@ -34,7 +34,7 @@ struct PolicyAnswer {
     next: u64,
     /// Worker that the request waits for; None if it waits for any.
     aim: Option<Aim>,
-    /// True if the policy may be asked again about the request without waiting for an event.
+    /// True if the policy may be called again for the request without waiting for an event.
     is_due: bool,
 }
 
@@ -96,7 +96,8 @@ impl Router {
         self.waiting.len() == 0 || !self.room.is_new && now < self.tried + LOOK_AGAIN
     }
 
-    /// Number of prompts of each lane (a queue of requests with the same allowed workers) that are compared.
+    /// Number of prompts that are compared in each lane (a queue of requests with the same allowed workers) to find the
+    /// next request to place, if there are `lanes` lanes.
     fn scan(&self, lanes: usize) -> usize {
         let most = self.config.queue_scan.min((ROWS / self.fleet.up.max(1)).max(FEWEST));
         (most / lanes.max(1)).max(1)
@@ -230,8 +231,8 @@ impl Router {
         best.map(|(_, _, number)| number)
     }
 
-    /// Repeats the policy's answer `its`, just given for the waiting request `first`, for a request with the same
-    /// prompt.
+    /// Repeats the policy's answer `its`, just given for the waiting request `first`, for the request `number`, which
+    /// has the same prompt. None if `number` is not waiting.
     fn answer_again(&mut self, number: u64, first: u64, its: PolicyAnswer) -> Option<PolicyAnswer> {
         let mut ticket = self.waiting.take(number)?;
         let since = ticket.since;
@@ -322,7 +323,8 @@ impl Router {
     }
 }
 
-/// Number of placeable requests whose first block to compute is the block `next`; 1 if `next` is unknown.
+/// Number of waiting requests that can be placed now and whose first block to compute has the content hash `next`; 1 if
+/// `next` is unknown.
 fn siblings(asked: &[(Turn, PolicyAnswer)], next: u64) -> f64 {
     if next == 0 {
         return 1.0;

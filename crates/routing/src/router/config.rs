@@ -17,7 +17,7 @@ pub enum Order {
     LeastWork,
 }
 
-/// Upper limit of those numeric settings that need no particular limit.
+/// Upper limit of those numeric settings that need no particular upper limit.
 const MOST: f64 = 1e9;
 
 /// Declares the settings, each with its documentation, name, type, default, and the range that [`Config::from_options`]
@@ -51,7 +51,8 @@ macro_rules! settings {
         }
 
         impl Config {
-            /// Removes the settings that are numbers from the options, each by its name, and sets them.
+            /// Removes the settings that are numbers from `options`, each by its name, and sets them in this
+            /// configuration.
             fn take_numbers(&mut self, options: &mut Options) -> Result<(), Error> {
                 $(self.$name = options.number(stringify!($name), self.$name as f64, $low, $high)? as $kind;)+
                 Ok(())
@@ -85,41 +86,46 @@ settings! {
     /// Initial part of its fair share of requests that a joining worker gets; it rises to the whole during
     /// `warm_seconds`. Requests that would otherwise wait are sent in addition.
     warm_share: f64 = 0.25, 0.0 to 1.0;
-    /// Prompt tokens that a worker computes per second, until measured.
+    /// Prompt tokens that a worker computes per second; assumed until the rate is measured.
     prefill_rate: f64 = 8_000.0, 1.0 to MOST;
-    /// Seconds between two tokens of a request, until measured.
+    /// Seconds between two tokens of a request; assumed until the time is measured.
     step_time: f64 = 0.03, 1e-6 to MOST;
-    /// Number of tokens that a request generates, until measured.
+    /// Number of tokens that a request generates; assumed until the mean is measured.
     output_tokens: f64 = 256.0, 0.0 to MOST;
     /// Largest number of requests that wait in the router; further requests are refused. 0: no request waits, even if
     /// the policy would let it wait.
     queue_limit: usize = 4_096, 0.0 to MOST;
     /// Seconds after which a waiting request is placed, even if the policy would let it wait longer.
     queue_timeout: f64 = 60.0, 0.0 to MOST;
-    /// Weight of a second of waiting against a second of prefill, with [`Order::LeastWork`].
+    /// Weight of a second that a request has waited in the router, relative to a second of prefill, with
+    /// [`Order::LeastWork`].
     ageing: f64 = 0.3, 0.0 to MOST;
     /// Number of waiting prompts compared when a worker has room: the oldest ones of the highest priority. With more
     /// than 64 workers, fewer are compared. Consecutive requests with the same prompt count as one.
     queue_scan: usize = 64, 1.0 to MOST;
-    /// Fixed part of the duration of a load from host memory, in seconds, until measured.
+    /// Fixed part of the duration of a load from host memory, in seconds; assumed until it is measured.
     host_floor: f64 = 0.013, 0.0 to MOST;
-    /// Seconds per token of a load from host memory, in addition to the fixed part, until measured.
+    /// Seconds per token of a load from host memory, in addition to the fixed part; assumed until measured.
     host_token: f64 = 2.3e-6, 0.0 to MOST;
-    /// Fixed part of the duration of a load from a disk or a pool, in seconds, until measured.
+    /// Fixed part of the duration of a load from a disk or a pool (a store shared by engines), in seconds; assumed
+    /// until it is measured.
     far_floor: f64 = 0.025, 0.0 to MOST;
-    /// Seconds per token of a load from a disk or a pool, in addition to the fixed part, until measured.
+    /// Seconds per token of a load from a disk or a pool (a store shared by engines), in addition to the fixed part;
+    /// assumed until measured.
     far_token: f64 = 13.4e-6, 0.0 to MOST;
-    /// Fixed part of the duration of a pull from another worker, in seconds, until measured.
+    /// Fixed part of the duration of a pull of blocks from another worker, in seconds; assumed until it is measured.
     pull_floor: f64 = 0.0255, 0.0 to MOST;
-    /// Seconds per token of a pull from another worker, in addition to the fixed part, until measured.
+    /// Seconds per token of a pull of blocks from another worker, in addition to the fixed part; assumed until
+    /// measured.
     pull_token: f64 = 4.07e-6, 0.0 to MOST;
-    /// Additional seconds of the first pull between two workers, until measured.
+    /// Additional seconds of the first pull of blocks between two workers; assumed until measured.
     pull_setup: f64 = 0.13, 0.0 to MOST;
-    /// Largest number of other workers from which one worker pulls.
+    /// Largest number of other workers from which one worker pulls blocks.
     pull_sources: usize = 8, 0.0 to 127.0;
-    /// Seconds after a worker's last sign of life for which others may still pull from it.
+    /// Seconds after a worker's last sign of life for which other workers may still pull blocks from it.
     source_heard: f64 = 1.0, 0.0 to MOST;
-    /// Seconds for which pulls between two workers are suspended after a pull that brought less than expected.
+    /// Seconds for which pulls of blocks between two workers are suspended after a pull that brought fewer blocks than
+    /// expected.
     pair_out: f64 = 300.0, 0.0 to MOST;
 }
 

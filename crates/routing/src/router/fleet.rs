@@ -39,7 +39,8 @@ pub(super) struct Slot {
     pub(super) rank: u32,
     pub(super) state: State,
     joined: f64,
-    /// True if the worker joined the fleet at a time when other workers were busy.
+    /// True if the worker joined the fleet when other workers were busy, and for a while gets fewer requests than its
+    /// share.
     pub(super) late: bool,
     /// Number of requests that had been placed in the fleet when this worker joined.
     pub(super) joined_at: u64,
@@ -72,9 +73,9 @@ impl Slot {
 pub(super) struct Fleet {
     /// Table of all workers, one row for each worker's rank.
     rows: Candidates,
-    /// Time at which each worker joined. `reported`: time of its engine's last report; `head_since`: time at which the
-    /// prompt at the head of its queue became the first (`inf` if the queue is empty). These lists are separate from
-    /// the other data, as they are read for every request.
+    /// Time at which each worker joined, in seconds, by the worker's number. `reported`: time of its engine's last
+    /// report; `head_since`: time at which the prompt at the head of its queue became the first (`inf` if the queue is
+    /// empty). These lists are separate from the other data, as they are read for every request.
     joined: Vec<f64>,
     reported: Vec<f64>,
     head_since: Vec<f64>,
@@ -208,7 +209,7 @@ impl Fleet {
 
     // What requests do to a row.
 
-    /// Counts a request at its worker before its prompt is computed.
+    /// Adds a request to the counts of its worker before its prompt is computed. `share`: load that the request adds.
     pub(super) fn begin(&mut self, at: u32, share: &Share) {
         let (at, rows) = (at as usize, &mut self.rows);
         rows.requests[at] += 1;
@@ -219,7 +220,8 @@ impl Fleet {
         rows.output_tokens_left[at] += share.output_left;
     }
 
-    /// Updates a worker's counts when a prompt there has been computed.
+    /// Updates the counts of a worker when a prompt of a request there has been computed. `share`: load that the
+    /// request adds.
     pub(super) fn prompt_computed(&mut self, at: u32, share: &Share) {
         let (at, rows) = (at as usize, &mut self.rows);
         rows.waiting[at] -= 1;
@@ -316,7 +318,8 @@ impl Fleet {
         self.rows.used_blocks[at as usize] += more;
     }
 
-    /// Changes the worker that a waiting request waits for: counts the tokens of the request at the new worker.
+    /// Counts a waiting request's tokens at the worker `after` that it waits for from now on, instead of at the worker
+    /// `before`.
     pub(super) fn aims(&mut self, before: Option<Aim>, after: Option<Aim>) {
         for (aim, sign) in before.iter().map(|aim| (aim, -1.0)).chain(after.iter().map(|aim| (aim, 1.0))) {
             self.rows.held_tokens[aim.worker as usize] += sign * aim.tokens;
@@ -341,8 +344,8 @@ impl Fleet {
         }
     }
 
-    /// Sets if the number of tokens that a worker computes for its prompts is known. If not, `start` (in tokens per
-    /// second) replaces the measured prefill rates.
+    /// Records whether the number of tokens that a worker computes for its prompts is known. If it is not, `start` (in
+    /// tokens per second) replaces the measured prefill rates.
     pub(super) fn set_measured(&mut self, id: WorkerId, is_measured: bool, start: f64) {
         self.slots[id.0 as usize].speed.set_measured(is_measured, start, &mut self.speed);
         for at in 0..self.slots.len() {
@@ -355,7 +358,8 @@ impl Fleet {
         self.speed.left_out
     }
 
-    /// Removes a request from its worker's counts, after its first token.
+    /// Removes a request that has had its first token from the counts of its worker. `share`: load that the request
+    /// added.
     pub(super) fn end(&mut self, at: u32, share: &Share) {
         let at = at as usize;
         self.rows.requests[at] -= 1;
@@ -387,8 +391,8 @@ impl Fleet {
         &self.rows
     }
 
-    /// Candidates for one request, from the workers in `who`, or from all workers, with the numbers of the prompt's
-    /// blocks and the current times filled in. Sorted by the worker's number.
+    /// Candidates for one request, from the workers in `who`, or from all workers, as a table with the numbers of the
+    /// prompt's blocks and the current times filled in. Sorted by the worker's number.
     pub(super) fn candidates(
         &mut self,
         depths: &Depths,
@@ -433,7 +437,8 @@ impl Fleet {
         &self.chosen
     }
 
-    /// Ways in which the workers can get a prompt's blocks; None if nothing can be loaded or pulled.
+    /// Ways in which the workers can get a prompt's blocks (by loading, pulling, computing); None if nothing can be
+    /// loaded or pulled.
     #[inline]
     pub(super) fn ways<'t>(
         &self,
@@ -478,7 +483,7 @@ impl Fleet {
         }
     }
 
-    /// True if the numbers of the workers have no gaps, and all workers are up.
+    /// True if the numbers of the workers have no gaps, and all workers receive requests.
     pub(super) fn is_dense(&self) -> bool {
         self.up == self.slots.len()
     }

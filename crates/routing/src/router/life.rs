@@ -8,7 +8,7 @@ use crate::router::request_changes::ComputeTime;
 use crate::router::{Reservation, Router};
 use crate::time::Time;
 
-/// Smallest number of tokens of an answer that a sample of the time between tokens covers.
+/// Smallest number of an answer's tokens over which the time between tokens is measured for one sample.
 const STEPS: f64 = 8.0;
 /// Lower limit of the weight of a new request in the mean number of generated tokens.
 const OUTPUT_SHARE: f64 = 0.02;
@@ -58,7 +58,7 @@ impl Router {
         self.room.came_to(worker);
     }
 
-    /// Removes a prompt from its worker's queue before its first token, as it keeps no other prompt from being
+    /// Removes a prompt from its worker's queue before its first token is known, as it keeps no other prompt from being
     /// computed.
     fn pass(&mut self, number: u64, now: f64) {
         let Some(its) = self.placed.get_mut(&number).filter(|its| its.first_token.is_none() && !its.passed) else {
@@ -92,8 +92,8 @@ impl Router {
         }
     }
 
-    /// Removes prompts from their queues whose expected time of computation has passed and whose first tokens are not
-    /// reported.
+    /// Removes prompts from their workers' queues whose expected time of computation has passed and whose first tokens
+    /// are not reported.
     fn pass_unseen(&mut self, now: f64) {
         while let Some(&Reverse((time, number))) = self.unseen.peek()
             && time.0 <= now
@@ -159,6 +159,7 @@ impl Router {
     }
 
     /// Counts a request that succeeded, and compares the cached tokens that its engine reported with the expected ones.
+    /// Returns the expected and actual values.
     pub(super) fn count_finished(&mut self, its: &Reservation, usage: Usage) -> FinishedRequest {
         self.counts.finished += 1;
         self.note_transfer(its, usage.cached_tokens);
@@ -250,7 +251,8 @@ impl Router {
         Some(its)
     }
 
-    /// Records the first token of a request whose answer arrived all at once.
+    /// Records the first token of a request whose whole answer arrived at once, so that the time of the token is
+    /// unknown.
     fn released_unseen(&mut self, id: RequestId, now: f64) {
         let Some(its) = self.placed.get_mut(&id.0) else { return };
         let how = ComputeTime::Before { sent: its.sent };

@@ -92,7 +92,7 @@ pub struct Router {
     counts: Counts,
     mean_output: f64,
     outputs: f64,
-    /// Largest number of alternative workers that a decision names.
+    /// Largest number of alternative workers that the router names in a decision.
     others: usize,
     /// Decaying sum of the prompt tokens that were expected to be computed; `gone`: decaying sum of the prompt tokens
     /// that were expected in a cache but had been evicted when the request arrived.
@@ -128,7 +128,7 @@ struct Reservation {
     /// Number of the prompt's blocks that are not stored by hash; they count as used by this request alone.
     nameless: f64,
     uncached: u32,
-    /// Loads and pulls of blocks for the request; None if there are none.
+    /// Loads and pulls of blocks that were planned for the request; None if there are none.
     moved: Option<Box<MovedTokens>>,
 }
 
@@ -243,8 +243,8 @@ impl Router {
         self.fleet.rows()
     }
 
-    /// Predicts the leading blocks of a prompt that each worker holds, if engines publish no events; None otherwise.
-    /// Reuses the memory of the field `guessed`, so store the result there afterwards.
+    /// Predicts the number of a prompt's leading blocks that each worker holds, if engines publish no events; None
+    /// otherwise. Reuses the memory of the field `guessed`, so store the result there afterwards.
     fn guess(&mut self, request: &Request<'_>, now: f64) -> Option<Depths> {
         let unheard = self.unheard.as_mut()?;
         let mut depths = std::mem::take(&mut self.guessed);

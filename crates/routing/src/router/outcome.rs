@@ -38,7 +38,7 @@ pub enum ChoiceReason {
 }
 
 impl ChoiceReason {
-    /// All reasons for a choice.
+    /// All reasons for the choice of a worker.
     pub const ALL: [Self; 8] = [
         Self::Policy,
         Self::Session,
@@ -50,7 +50,7 @@ impl ChoiceReason {
         Self::PolicyFailed,
     ];
 
-    /// Name of the reason as one word, for HTTP headers and metrics.
+    /// Name of the reason for a choice as one word, for HTTP headers and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -86,10 +86,10 @@ pub struct Decision {
     /// Number of the prompt's blocks that the worker holds by the index, without any correction of the index; None if
     /// some of them are on other tiers than the device.
     pub held_blocks: Option<u32>,
-    /// Reason for the choice of this worker.
+    /// Reason for the choice of this worker, such as the policy or the session of the request.
     pub why: ChoiceReason,
-    /// Plan for the part of the prompt that the worker does not hold on its device; None if the worker could neither
-    /// load nor pull blocks.
+    /// Plan to load or pull the part of the prompt that the worker does not hold on its device; None if the worker
+    /// could neither load nor pull blocks.
     pub transfer: Option<Box<Transfer>>,
     /// Names of alternative workers for the request, sorted by the time at which they would have computed the prompt;
     /// at most as many as set by [`crate::Router::name_others`].
@@ -99,16 +99,16 @@ pub struct Decision {
 /// Way in which a worker gets the part of a prompt that it does not hold on its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TransferAction {
-    /// Computing the whole part, though the worker could load blocks.
+    /// Computing the whole missing part of the prompt, though the worker could load blocks.
     Compute,
-    /// Loading blocks from the worker's own tiers, and computing the rest.
+    /// Loading blocks from the worker's own tiers, and computing the rest of the prompt.
     Load,
     /// Pulling blocks from another worker.
     Pull,
 }
 
 impl TransferAction {
-    /// Name of the action, as one word.
+    /// Name of the way in which the worker gets the blocks, as one word.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -131,7 +131,7 @@ pub struct Transfer {
     /// Largest number of prompt tokens that the worker may load after those on its device, because loading more would
     /// take longer than computing; None for no limit.
     pub max_load_tokens: Option<u32>,
-    /// Seconds that loading and pulling are expected to take.
+    /// Seconds that loading and pulling the blocks are expected to take.
     pub seconds: f64,
 }
 
@@ -144,7 +144,7 @@ pub struct PullSource {
     pub name: Arc<str>,
     /// Data-parallel rank of the source worker.
     pub rank: u32,
-    /// Number of prompt tokens that are expected to be pulled.
+    /// Number of prompt tokens that are expected to be pulled from the source worker.
     pub tokens: u32,
 }
 
@@ -160,10 +160,10 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// All reasons for a refusal.
+    /// All reasons for the refusal of a request.
     pub const ALL: [Self; 3] = [Self::NoWorker, Self::QueueFull, Self::Displaced];
 
-    /// Name of the reason as one word, for response bodies and metrics.
+    /// Name of the reason for a refusal as one word, for response bodies and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -173,7 +173,7 @@ impl Refusal {
         }
     }
 
-    /// HTTP status code of a response for the refusal.
+    /// HTTP status code of a response that refuses a request for this reason.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {
@@ -197,7 +197,7 @@ pub enum Outcome {
 /// Load that an engine reports about itself; each value is None if not reported.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Load {
-    /// Number of requests in the engine's queue.
+    /// Number of requests that wait in the engine's queue.
     pub waiting: Option<f64>,
     /// Number of requests that the engine is running.
     pub running: Option<f64>,
@@ -212,7 +212,7 @@ pub struct Load {
 /// Token counts that an engine reported for a request that has ended; each is None if not reported.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
-    /// Number of prompt tokens that were in the engine's cache.
+    /// Number of prompt tokens that the engine found in its cache.
     pub cached_tokens: Option<u32>,
     /// Number of tokens that the engine generated for the request.
     pub output_tokens: Option<u32>,
@@ -229,18 +229,18 @@ pub struct FinishedRequest {
     pub expected_cached: u32,
     /// Number of prompt tokens that were in the worker's cache; None if the engine did not report it.
     pub cached: Option<u32>,
-    /// Seconds from sending the request to its first token; None if it had none.
+    /// Seconds from sending the request to its first token; None if the request had no first token.
     pub ttft: Option<f64>,
 }
 
 /// Counts of requests and events since the router was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of requests placed at a worker.
+    /// Number of requests that were placed at a worker.
     pub placed: u64,
     /// Number of requests that had to wait in the router.
     pub waited: u64,
-    /// Number of requests refused, by reason, in the order of [`Refusal::ALL`].
+    /// Number of requests that were refused, by reason, in the order of [`Refusal::ALL`].
     pub refused: [u64; Refusal::ALL.len()],
     /// Number of requests placed, by the reason for the choice, in the order of [`ChoiceReason::ALL`].
     pub why: [u64; ChoiceReason::ALL.len()],
@@ -250,9 +250,9 @@ pub struct Counts {
     pub failed: u64,
     /// Number of requests that were withdrawn or failed while they waited in the router.
     pub withdrawn: u64,
-    /// Number of requests that were abandoned because nothing more was reported about them.
+    /// Number of requests that were abandoned because nothing was reported about them for too long.
     pub expired: u64,
-    /// Number of requests that were at a worker when it was removed.
+    /// Number of requests that were at a worker when the worker was removed from the fleet.
     pub orphaned: u64,
     /// Number of times that a policy chose a candidate that does not exist. The request then went to the least loaded
     /// worker.
@@ -267,6 +267,6 @@ pub struct Counts {
     pub reported_cached: u64,
     /// Number of requests whose worker was instructed to pull blocks from another worker.
     pub pulls: u64,
-    /// Number of completed pulls, by result, in the order of [`PullResult::ALL`].
+    /// Number of completed pulls of blocks, by result, in the order of [`PullResult::ALL`].
     pub pulled: [u64; PullResult::ALL.len()],
 }

@@ -367,7 +367,7 @@ mod tests {
         assert!(terms.values[room] > 1.0, "{terms:?}");
     }
 
-    /// Request-dependent counts of a worker, as one router has them.
+    /// Counts of a worker that depend on requests, as this router has them.
     fn work(router: &Router, at: usize) -> [f64; 7] {
         let rows = router.rows();
         [

@@ -25,7 +25,7 @@ pub(super) enum Plan {
         row: usize,
         why: ChoiceReason,
     },
-    /// Waiting in the router, for the candidate `aim`, or for any worker if None.
+    /// Waiting in the router, for room at the worker `aim`, or at any worker if None.
     Wait {
         aim: Option<usize>,
     },
@@ -143,7 +143,8 @@ impl Router {
         outcome
     }
 
-    /// True if no waiting request might go to the worker in this row of the last table of candidates.
+    /// True if no waiting request might be placed, before a new one, at the worker in this row of the last table of
+    /// candidates.
     fn comes_first(&self, row: usize) -> bool {
         let who = (!self.who.is_empty()).then_some(&self.who[..]);
         self.waiting.none_for(self.fleet.same_candidates(who).worker[row])
@@ -503,7 +504,8 @@ impl Router {
     }
 }
 
-/// Candidate with the least queued work relative to its speed; among equals, the fewest requests.
+/// Row of the candidate with the least queued work relative to its speed; among equals, the one with the fewest
+/// requests.
 fn least_loaded(candidates: &Candidates) -> usize {
     let load = |row: usize| (candidates.queued_tokens[row] / candidates.prefill_rate[row], candidates.requests[row]);
     let less = |a: &usize, b: &usize| {

@@ -43,13 +43,14 @@ pub struct RequestChanges<Sent = SentRequest> {
 }
 
 impl<Sent> RequestChanges<Sent> {
-    /// Converts the type of the new requests by the function `told`; requests for which it returns None are omitted.
+    /// Converts each new request in these changes by the function `told`; requests for which it returns None are
+    /// omitted.
     #[must_use]
     pub fn map<Other>(self, told: impl FnMut(Sent) -> Option<Other>) -> RequestChanges<Other> {
         RequestChanges { sent: self.sent.into_iter().filter_map(told).collect(), begun: self.begun, ended: self.ended }
     }
 
-    /// True if no request has changed.
+    /// True if the router's requests have not changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sent.is_empty() && self.begun.is_empty() && self.ended.is_empty()
@@ -126,7 +127,7 @@ pub(super) struct ExpectedBlocks {
 }
 
 impl ExpectedBlocks {
-    /// Sets the block counts of all workers to 0, for the given number of workers.
+    /// Sets the numbers of a prompt's blocks to 0 for each of `workers` workers.
     pub(super) fn clear(&mut self, workers: usize) {
         for column in [&mut self.held, &mut self.used] {
             column.clear();

@@ -159,7 +159,8 @@ impl Router {
         }
     }
 
-    /// Removes a request that failed, and counts the result of its pull.
+    /// Removes a request that failed from the router's data, and counts the result of its pull of blocks, if it had
+    /// one.
     pub(super) fn give_up(&mut self, number: u64, now: f64) {
         let result = self.release(number, now).and_then(|its| its.moved?.failed());
         if let Some(result) = result {

@@ -67,7 +67,7 @@ impl WaitingRequest {
             && self.content_hashes == other.content_hashes
     }
 
-    /// Converts the copy back to a request. `waited`: seconds that it has waited.
+    /// Converts this copy back to a request in the form that policies receive. `waited`: seconds that it has waited.
     pub(super) fn request(&self, waited: f64) -> Request<'_> {
         Request {
             waited,
@@ -94,7 +94,7 @@ pub(super) struct Ticket {
     pub(super) depths: Depths,
     pub(super) allowed: Option<Arc<[WorkerId]>>,
     pub(super) since: f64,
-    /// Number of the round of placing requests in which the prompt was last looked up.
+    /// Number of the round of placing waiting requests in which the request's prompt was last looked up.
     pub(super) round: u64,
     pub(super) aim: Option<Aim>,
 }
@@ -182,7 +182,8 @@ impl WaitingRequests {
         true
     }
 
-    /// True if no waiting request might be placed at a worker when that worker gets room.
+    /// True if no waiting request might be placed at a worker when that worker gets room, that is, when it can take one
+    /// more request.
     pub(super) fn none_for(&self, worker: u32) -> bool {
         self.aimed == self.keys.len() && !self.aims.contains_key(&worker)
     }
@@ -309,7 +310,7 @@ impl WaitingRequests {
         }
     }
 
-    /// Removes and returns a request whose waiting time has ended; None if there is none.
+    /// Removes and returns a request whose allowed waiting time has ended; None if there is none.
     pub(super) fn overdue(&mut self, now: f64) -> Option<u64> {
         while let Some(&(until, number)) = self.ends.front() {
             let there = self.keys.contains_key(&number);
@@ -355,7 +356,7 @@ impl Room {
         self.is_new = true;
     }
 
-    /// Number of events so far after which a worker may have had room.
+    /// Number of events so far after which a worker may have had room for a waiting request.
     pub(super) fn now(&self) -> u64 {
         self.events
     }

@@ -66,8 +66,8 @@ impl Router {
         there
     }
 
-    /// Sets if the index is reliable for a worker. If not, the worker counts as holding only the prompts just sent to
-    /// it.
+    /// Records whether the index is reliable for a worker. If it is not, the worker counts as holding only the prompts
+    /// just sent to it.
     pub fn set_trusted(&mut self, worker: WorkerId, trusted: bool) {
         if self.fleet.slot(worker).is_some() {
             self.fleet.set_trusted(worker, trusted);
@@ -111,9 +111,9 @@ impl Router {
         }
     }
 
-    /// Sets if the number of tokens that a worker computes for its prompts is known; it is unknown for a worker that
-    /// tokenizes prompts differently. If unknown, the worker counts as being as fast as the fleet, and the time until
-    /// its first tokens is not used as a measurement.
+    /// Records whether the number of tokens that a worker computes for its prompts is known; it is unknown for a worker
+    /// that tokenizes prompts differently. If unknown, the worker counts as being as fast as the fleet, and the time
+    /// until its first tokens is not used as a measurement.
     pub fn set_measured(&mut self, worker: WorkerId, is_measured: bool) {
         if self.fleet.slot(worker).is_some() {
             self.fleet.set_measured(worker, is_measured, self.config.prefill_rate);

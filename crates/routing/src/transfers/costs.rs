@@ -10,21 +10,22 @@
 
 use std::collections::VecDeque;
 
-/// Number of samples that a worker, or a pair of workers, needs to have transfer costs of its own.
+/// Number of samples of transfers (loads or pulls of blocks) that a worker, or a pair of workers, needs for costs of
+/// its own; until then, those of the fleet are used.
 const OWN: usize = 3;
 /// Weight of a new sample in the mean additional duration of the first pull by a pair of workers.
 const FIRST_SHARE: f64 = 0.3;
 /// Upper limit of a sample of the first pull by a pair of workers, as a multiple of the present estimate.
 const FIRST_MOST: f64 = 8.0;
 
-/// Kind of a transfer of blocks to a worker, by their source.
+/// Kind of a transfer of blocks to a worker, by the place from which the blocks come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Load from a worker's own host memory.
+    /// Load of blocks from a worker's own host memory.
     Host,
-    /// Load from a worker's disks or from pools.
+    /// Load of blocks from a worker's disks or from pools (stores shared by engines).
     Far,
-    /// Pull from the host memory of another worker.
+    /// Pull of blocks from the host memory of another worker.
     Pull,
 }
 
@@ -41,7 +42,7 @@ impl Kind {
     }
 }
 
-/// Measured cost of a kind of transfer (load or pull of blocks), for display to operators.
+/// Measured cost of a kind of transfer (load or pull of blocks) to a worker, for display to operators.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CostedTransfer {
     pub(crate) kind: Kind,
@@ -50,12 +51,12 @@ pub(crate) struct CostedTransfer {
     pub(crate) source: Option<u32>,
     pub(crate) line: Line,
     pub(crate) samples: usize,
-    /// Seconds for which pulls by the pair of workers remain suspended; 0 if they are not suspended.
+    /// Seconds for which pulls of blocks by the pair of workers remain suspended; 0 if they are not suspended.
     pub(crate) out: f64,
 }
 
-/// Costs of transfers by [`Kind`] that are assumed before any are measured, and additional seconds for the first pull
-/// of a pair.
+/// Costs of transfers (loads and pulls of blocks) by [`Kind`] that are assumed before any are measured, and additional
+/// seconds for the first pull of a pair of workers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Priors {
     pub(crate) lines: [Line; 3],
@@ -74,9 +75,9 @@ pub(crate) struct Costs {
     own: Vec<[LearntLine; 2]>,
     /// Current costs of each worker's loads; None without enough samples; recomputed from time to time.
     own_lines: Vec<[Option<Line>; 2]>,
-    /// Additional seconds of the first pull by a pair of workers.
+    /// Additional seconds that the first pull of blocks by a pair of workers takes.
     first: f64,
-    /// Lower bound of the costs of pulls over all pairs of workers.
+    /// Lower bound of the costs of pulling blocks, over all pairs of workers.
     least_pull: Line,
 }
 
@@ -100,7 +101,7 @@ impl Costs {
         self.lines[kind as usize]
     }
 
-    /// Cost of loads by a worker from its host memory, or from disks or pools.
+    /// Cost of loading blocks by a worker from its host memory, or from disks or pools.
     #[inline]
     pub(crate) fn of_worker(&self, kind: Kind, worker: u32) -> Line {
         self.own_lines.get(worker as usize).and_then(|own| own[kind as usize]).unwrap_or(self.of_fleet(kind))
@@ -113,7 +114,7 @@ impl Costs {
         line.unwrap_or(self.of_fleet(Kind::Pull))
     }
 
-    /// Lower bound of the costs of pulls over all pairs of workers.
+    /// Lower bound of the costs of pulling blocks, over all pairs of workers.
     #[inline]
     pub(crate) fn least_pull(&self) -> Line {
         self.least_pull
@@ -140,7 +141,7 @@ impl Costs {
         self.least_pull = self.of_fleet(Kind::Pull);
     }
 
-    /// Additional seconds of the first pull by a pair of workers.
+    /// Additional seconds that the first pull of blocks by a pair of workers takes.
     pub(crate) fn first(&self) -> f64 {
         self.first
     }
@@ -206,15 +207,16 @@ impl Costs {
     }
 }
 
-/// Measured cost of a worker or a pair of workers; None without enough samples.
+/// Measured cost of transfers by a worker or a pair of workers; None without enough samples.
 pub(super) fn known(own: &LearntLine, now: f64) -> Option<Line> {
     (own.samples() >= OWN).then(|| own.line(now)).flatten()
 }
 
-/// Number of samples of transfers kept; newer ones replace the oldest.
+/// Number of samples of transfers (loads and pulls of blocks) that are kept; newer ones replace the oldest.
 const KEPT: usize = 24;
-/// Number of samples needed to fit both the fixed cost and the seconds per token. With fewer, only the fixed cost is
-/// fitted: seconds per token follow from a model's size and a link, while a fixed cost can only be measured.
+/// Number of samples of transfers needed to fit both the fixed cost and the seconds per token. With fewer, only the
+/// fixed cost is fitted: seconds per token follow from a model's size and a link, while a fixed cost can only be
+/// measured.
 const ENOUGH: usize = 6;
 /// Factor by which the shortest and the longest sample must differ in tokens for both the fixed cost and the seconds
 /// per token to be fitted.
@@ -271,7 +273,7 @@ impl LearntLine {
         self.line = Some(self.fit(prior));
     }
 
-    /// Forgets all samples of transfers.
+    /// Forgets all samples of transfers (loads or pulls of blocks).
     pub(crate) fn forget(&mut self) {
         *self = Self::default();
     }

@@ -5,7 +5,7 @@ use crate::request::Request;
 use crate::transfers::costs::Kind;
 use crate::transfers::pairs::Transfers;
 
-/// Factor in the time after which a pull is late: `LATE` times the expected time, plus `LATE_SECONDS`.
+/// Factor in the time after which a pull of blocks is late: `LATE` times the expected time, plus `LATE_SECONDS`.
 const LATE: f64 = 2.0;
 const LATE_SECONDS: f64 = 1.0;
 /// Smallest ratio of the time before the first token, without prefill, to the time in the queue, for which the duration
@@ -22,15 +22,15 @@ const SHORTEST: f64 = 1e-4;
 /// Result of pulling blocks from another worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PullResult {
-    /// All expected tokens were in the consumer's cache.
+    /// All tokens expected from the pull were in the consumer's cache (the consumer is the worker that pulls).
     Brought,
-    /// Only a part of the expected tokens was in the consumer's cache.
+    /// Only a part of the tokens expected from the pull was in the consumer's cache.
     Short,
-    /// None of the expected tokens was in the consumer's cache.
+    /// None of the tokens expected from the pull was in the consumer's cache.
     Nothing,
-    /// The first token of the request came much later than expected, or not at all.
+    /// The first token of the request with the pull came much later than expected, or not at all.
     Late,
-    /// The request failed, or was abandoned.
+    /// The request with the pull failed, or was abandoned.
     Failed,
     /// The result is unknown, as the engine did not report the number of cached tokens.
     Unknown,
@@ -79,7 +79,8 @@ pub(crate) struct MovedTokens {
     pub(crate) seconds: f64,
     prefill: f64,
     is_late: bool,
-    /// True if the answer arrives all at once. Its first token is not seen then, so the pull never counts as late.
+    /// True if the answer of the request arrives all at once. Its first token is not seen then, so a pull of blocks for
+    /// the request never counts as late.
     comes_whole: bool,
     /// True if the pulled tokens no longer count among the tokens that the source is sending.
     has_arrived: bool,
@@ -152,7 +153,7 @@ impl MovedTokens {
         self.comes_whole = true;
     }
 
-    /// Records that the first token of a request with a pull is late.
+    /// Records that the first token of a request with a pull of blocks is late.
     pub(crate) fn is_late(&mut self, transfers: &mut Transfers, now: f64) {
         if let Some(source) = self.source.filter(|_| !self.comes_whole) {
             self.is_late = true;
@@ -198,7 +199,7 @@ impl MovedTokens {
         Some(if late { PullResult::Late } else { result })
     }
 
-    /// Result of a pull whose request failed; None if nothing was pulled.
+    /// Result of the pull of blocks of a request that failed; None if nothing was pulled.
     pub(crate) fn failed(&self) -> Option<PullResult> {
         self.source.map(|_| if self.is_late { PullResult::Late } else { PullResult::Failed })
     }

@@ -16,19 +16,19 @@ use crate::transfers::plan::Source;
 /// Number of consecutive pulls with only a part of the expected blocks after which a pair of workers is excluded from
 /// pulls.
 const SHORT: u32 = 2;
-/// Seconds between two removals of outdated data about transfers.
+/// Seconds between two removals of outdated data about transfers (loads and pulls of blocks).
 const LOOKS: f64 = 60.0;
-/// Seconds without use after which an engine may have closed its connection to another.
+/// Seconds without use after which an engine may have closed its connection to another engine.
 pub(super) const CLOSED: f64 = 300.0;
 
-/// Limits on pulls between workers.
+/// Limits on pulls of blocks between workers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Guards {
     /// Largest age of a source's last sign of life, in seconds, at which other workers may pull blocks from the source.
     pub(crate) heard_within: f64,
-    /// Seconds for which a pair of workers is excluded from pulls after a failed pull.
+    /// Seconds for which a pair of workers is excluded from pulls of blocks after a failed pull.
     pub(crate) out: f64,
-    /// Largest number of sources, workers from which a worker pulls blocks, of one consumer.
+    /// Largest number of other workers (sources) from which one worker pulls blocks.
     pub(crate) most_sources: usize,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Pair {
     learnt: Box<LearntLine>,
 }
 
-/// State of one worker, both as a consumer and as a source of pulls.
+/// State of one worker, both as a consumer (it pulls blocks) and as a source (others pull from it).
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     /// Number of the worker's group, within which workers pull from each other; 0 for none.
@@ -66,7 +66,7 @@ pub(super) struct Peer {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Consumer {
     pub(super) group: u32,
-    /// Time at which a pull from any source last brought blocks, in seconds.
+    /// Time at which a pull by this worker, from any source, last brought blocks, in seconds.
     pub(super) brought: f64,
 }
 
@@ -81,7 +81,7 @@ impl Default for Consumer {
 pub(crate) struct Transfers {
     pub(super) costs: Costs,
     pub(super) peers: Vec<Peer>,
-    /// State of each worker as a consumer of pulls, indexed by the worker's number.
+    /// State of each worker as a consumer, which pulls blocks, indexed by the worker's number.
     pub(super) consumers: Vec<Consumer>,
     /// Index of each pair of workers in its consumer's list of pairs, by source and consumer; a search in these lists
     /// would take most of a decision's time.
@@ -328,7 +328,7 @@ impl Peer {
 }
 
 impl Pair {
-    /// Measured cost of pulls by the pair of workers; None without enough samples.
+    /// Measured cost of pulls of blocks by the pair of workers; None without enough samples.
     #[inline]
     pub(super) fn line(&self) -> Option<Line> {
         self.line
@@ -339,7 +339,7 @@ impl Pair {
         now - self.brought > CLOSED
     }
 
-    /// True if the pair of workers is excluded from pulls.
+    /// True if the pair of workers is excluded from pulls of blocks.
     pub(super) fn is_out(&self, now: f64) -> bool {
         now < self.out_until
     }

@@ -9,7 +9,7 @@ use crate::transfers::pairs::{CLOSED, Peer, Transfers};
 
 /// Weight of a second of computing relative to a second of transfer, as computing keeps the engine from other prompts.
 const COMPUTED: f64 = 1.2;
-/// Largest number of sources considered for a prompt: those with the most blocks.
+/// Largest number of sources (workers to pull from) considered for a prompt: those with the most blocks.
 const MOST_SOURCES: usize = 3;
 
 /// Worker from which others may pull the leading blocks of a prompt.
@@ -17,7 +17,7 @@ const MOST_SOURCES: usize = 3;
 pub(super) struct Source {
     worker: u32,
     group: u32,
-    /// Number of leading blocks that can be pulled from the worker.
+    /// Number of the prompt's leading blocks that can be pulled from the worker.
     blocks: u32,
     /// Number of tokens that the worker is sending to other workers now.
     outgoing: f64,
@@ -34,50 +34,54 @@ pub struct Ways<'t> {
     /// Number of tokens in a block.
     size: f64,
     now: f64,
-    /// Number of blocks that can be pulled from the source with the most of them. `least`: number for the source with
-    /// the fewest.
+    /// Number of leading blocks that can be pulled from the source worker with the most of them. `least`: number for
+    /// the source worker with the fewest.
     most: u32,
     least: u32,
-    /// Group to which all sources belong; None if they belong to several groups.
+    /// Group of workers (which pull from each other) to which all sources belong; None if they belong to several
+    /// groups.
     group: Option<u32>,
 }
 
 /// Bounds on the ways to serve a request at a candidate by loading, pulling and computing blocks. They are computed
-/// without reading the candidate's pairs with sources of pulls. Unless [`LeastTransfer::is_way`] is set, the candidate
-/// may also compute all blocks that it does not hold.
+/// without reading the data about each pair of the candidate and a worker from which it could pull. Unless
+/// [`LeastTransfer::is_way`] is set, the candidate may also compute all blocks that it does not hold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeastTransfer {
-    /// Number of leading blocks that the candidate has on its device when the request starts.
+    /// Number of leading blocks of the prompt that the candidate has on its device when the request starts.
     pub(crate) device: u32,
-    /// Upper bound of the number of leading blocks that are not computed.
+    /// Upper bound of the number of leading blocks of the prompt that are not computed.
     pub(crate) reached: u32,
     /// Lower bound of the seconds that loads and pulls of blocks take, if there are any.
     pub(crate) seconds: f64,
     /// Lower bound of the number of blocks that are pulled, if any blocks are loaded or pulled.
     pub(crate) pulled: u32,
-    /// True if the other fields are the exact values of a way to serve the request, rather than bounds.
+    /// True if the other fields are the exact values of one way to get the prompt's blocks, rather than bounds over all
+    /// ways.
     pub(crate) is_way: bool,
 }
 
 /// Ways for a worker to get a prompt's blocks without pulling from another worker.
 #[derive(Debug, Clone, Copy)]
 struct OwnWay {
-    /// Best way for the worker to get the blocks without pulling from another worker.
+    /// Best way for the worker to get the prompt's blocks without pulling from another worker.
     best: PromptWay,
-    /// Way for the worker to get the blocks by loading all that it can load.
+    /// Way for the worker to get the prompt's blocks by loading all that it can load.
     all: PromptWay,
-    /// Cost of the best way without pulling ([`OwnWay::best`]), in weighted seconds.
+    /// Cost of the best way without pulling ([`OwnWay::best`]), in weighted seconds: a second of computing counts as
+    /// [`COMPUTED`] seconds of a load or a wait.
     least: f64,
     usable: u32,
-    /// Weighted seconds in which the worker computes a block. `queue`: seconds until the engine would start the
-    /// request.
+    /// Time in which the worker computes a block, in seconds, multiplied by [`COMPUTED`], the weight of computing
+    /// relative to loading. `queue`: seconds until the engine would start the request.
     block: f64,
     queue: f64,
 }
 
 impl OwnWay {
-    /// Cost of a way to get a prompt's blocks, in weighted seconds: `seconds` of transfers, and the computation of the
-    /// blocks from index `reached` on.
+    /// Cost of a way to get a prompt's blocks, in seconds, with computing weighted by [`COMPUTED`]: the larger of
+    /// `seconds` (of loads and pulls) and the wait in the engine's queue, and the computation of the blocks from index
+    /// `reached` on.
     #[inline(always)]
     fn cost(&self, seconds: f64, reached: u32) -> f64 {
         seconds.max(self.queue) + f64::from(self.usable - reached) * self.block

@@ -22,25 +22,28 @@ use crate::plan::{Kind, Op, Plan};
 use crate::subject::Subject;
 use crate::truth::Truth;
 
-/// Maximum number of blocks, in total, of the workers whose answers are compared. Their chains need 40 bytes of memory
-/// per block.
+/// Maximum number of blocks, in total, held by the workers whose answers are compared with the truth. The chains of
+/// these blocks need 40 bytes of memory per block.
 const WATCHED_BLOCKS: usize = 4_000_000;
 /// Number of workers whose events are applied to the reference index.
 const REFERENCE_WORKERS: usize = 4;
-/// Number of repeated lookups, out of four, that are from the last quarter of the plan, whose blocks are mostly still
-/// held.
+/// Number of lookups, out of four that are repeated for the comparison, that are from the last quarter of the plan,
+/// whose blocks are mostly still held.
 const LATE: usize = 3;
-/// Maximum number of errors reported one by one.
+/// Maximum number of errors found by the comparison whose descriptions are reported.
 const EXAMPLES: usize = 8;
 
-/// Results of comparing an index with a plan, and the errors found.
+/// Results of comparing an index, after a load test, with the blocks that its workers must hold according to the plan
+/// (the list of operations), and the errors found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Comparison of the blocks that workers hold; `None` if the index cannot list them.
+    /// Comparison of the blocks that workers hold according to the index and to the plan; `None` if the index cannot
+    /// list them.
     pub holdings: Option<Holdings>,
-    /// Comparison of the index's answers with chains walked in the plan's data.
+    /// Comparison of the depths in the index's answers with depths found by following parents through the blocks of the
+    /// plan's events.
     pub depths: Depths,
-    /// Comparison of the index's answers with those of the reference index.
+    /// Comparison of the depths in the index's answers with those of the reference index.
     pub reference: Depths,
     /// Number of errors in all comparisons.
     pub wrong: u64,
@@ -50,10 +53,12 @@ pub struct Comparison {
     pub seconds: f64,
 }
 
-/// Counts from comparing holdings: pairs of a worker and a block that it holds.
+/// Counts from comparing which worker holds which blocks at the end of a load test: according to the index, and
+/// according to the events of the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holdings {
-    /// Number of pairs of worker and block that are held at the end of the plan; all of them were compared.
+    /// Number of pairs of a worker and a block that it holds at the end of the plan; all of them were looked for in the
+    /// index.
     pub compared: u64,
     /// Number of pairs of worker and block that are held according to the plan, but not the index.
     pub missing: u64,
@@ -61,24 +66,25 @@ pub struct Holdings {
     pub extra: u64,
 }
 
-/// Counts from comparing the depths of workers in answers to lookups.
+/// Counts from comparing depths (numbers of a query's leading blocks that a worker holds) in the index's answers with
+/// the correct ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Depths {
-    /// Number of repeated lookups.
+    /// Number of the plan's lookups that were repeated for the comparison.
     pub queries: u64,
     /// Number of workers whose depths were compared for each lookup.
     pub workers: u64,
     /// Number of depths compared: lookups × workers.
     pub compared: u64,
-    /// Number of compared depths whose correct value is not 0.
+    /// Number of compared depths (numbers of leading blocks held) whose correct value is not 0.
     pub nonzero: u64,
-    /// Number of compared depths that were wrong.
+    /// Number of compared depths (numbers of leading blocks held) for which the index's answer was wrong.
     pub wrong: u64,
 }
 
 impl Comparison {
-    /// True if everything compared was right; `None` if nothing was compared that an empty index would get wrong.
-    /// `asked`: true if there were lookups, so that right holdings alone do not suffice.
+    /// True if everything that was compared with the plan was right; `None` if nothing was compared that an empty index
+    /// would get wrong. `asked`: true if the plan has lookups, so that right holdings alone do not suffice.
     #[must_use]
     pub fn agrees(&self, asked: bool) -> Option<bool> {
         let held = self.holdings.map_or(0, |holdings| holdings.compared);
@@ -90,7 +96,7 @@ impl Comparison {
         }
     }
 
-    /// Sentence that describes the number of errors, for a report.
+    /// Sentence that states how many errors the comparison found, for a report.
     pub(crate) fn words(&self) -> String {
         let held = self.holdings.map_or_else(String::new, |Holdings { compared, missing, extra }| {
             format!("{missing} of {compared} held blocks missing, {extra} held that should not be; ")
@@ -192,7 +198,8 @@ fn samples<'p>(plan: &'p Plan, options: &Options) -> Vec<Sample<'p>> {
     samples
 }
 
-/// Chooses the workers to compare, up to a total number of blocks: first those of the repeated lookups, then others.
+/// Chooses the workers whose depths are compared, up to a total number of blocks: first those of the repeated lookups
+/// (`samples`), then others.
 fn watched(truth: &Truth, samples: &[Sample<'_>], workers: u32, seed: u64) -> Vec<WorkerId> {
     let mut rng = Rng::new(seed ^ 0x776f_726b_6572);
     let mut others: Vec<WorkerId> = (0..workers).collect();

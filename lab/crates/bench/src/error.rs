@@ -6,26 +6,26 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A column of a plan is invalid.
+    /// A column of a plan (the list of one property of all its operations) is invalid.
     #[error("{0}")]
     Plan(String),
     /// A file is not a plan, is truncated, or was altered.
     #[error("{path}: {what}")]
     File {
-        /// The file's path.
+        /// Path of the file that is not a valid plan.
         path: String,
-        /// Description of the error in the file.
+        /// Description of what is wrong with the file.
         what: String,
     },
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     Io {
-        /// The file's path.
+        /// Path of the file that could not be read or written.
         path: String,
         /// Error of the operating system.
         source: io::Error,
     },
-    /// An option is unknown or impossible.
+    /// An option of the load test is unknown or has an impossible value.
     #[error("{0}")]
     Options(String),
     /// The tested index could not be created.

@@ -42,7 +42,7 @@ pub(crate) fn sleep_exactly() {
     }
 }
 
-/// Resident memory of the process, in bytes.
+/// Memory of the process that is resident in RAM, in bytes; `None` if the system does not report it.
 pub(crate) fn resident_bytes() -> Option<u64> {
     #[cfg(target_os = "linux")]
     {

@@ -18,7 +18,7 @@ pub struct Options {
     pub warm_up: f64,
     /// Share of the plan's operations at which the load test ends; the rest is ignored.
     pub until: f64,
-    /// Number of threads that look up.
+    /// Number of threads that run lookups.
     pub query_threads: usize,
     /// Number of threads that apply events, for designs where this can be chosen.
     pub event_threads: usize,
@@ -28,16 +28,17 @@ pub struct Options {
     pub shards: Option<usize>,
     /// Number of workers per group of the grouped index; `None` for its default.
     pub group_size: Option<usize>,
-    /// True to correct the known errors of a design.
+    /// True to correct the known errors of an index design, where possible.
     pub strict: bool,
     /// Numbers of the processors to which threads are pinned: the first for the generator, one for each query thread,
     /// and the rest for the event threads together. Threads without a processor are not pinned.
     pub pin: Vec<usize>,
-    /// Random seed for choosing the compared lookups and workers.
+    /// Random seed for choosing the lookups and workers whose answers are compared with the truth.
     pub seed: u64,
-    /// Number of lookups whose answers are compared.
+    /// Number of lookups whose answers are compared with the truth after the load test.
     pub samples: usize,
-    /// Time for each of the two comparisons of answers, in seconds; 0 for no comparison.
+    /// Time limit for each of the two comparisons of answers (with the plan's data, and with the reference index), in
+    /// seconds; 0 for no comparison.
     pub check_seconds: f64,
     /// Shortest sleep of the generator when nothing is due, in ns: a longer sleep means fewer wake-ups and more lag.
     pub burst_ns: u64,
@@ -72,7 +73,7 @@ impl Default for Options {
     }
 }
 
-/// Maximum number of threads; a larger number is taken for an error of the caller.
+/// Maximum number of threads of a load test; a larger number is taken for an error of the caller.
 const THREADS: usize = 1_024;
 /// Maximum length of the window, an hour in ns; a longer one is taken for an error of the caller.
 const LONGEST_NS: u64 = 3_600_000_000_000;

@@ -14,10 +14,10 @@ use crate::plan::{Op, Plan};
 use crate::result::Times;
 use crate::subject::Subject;
 
-/// Number of events sent before waiting for them to be applied: enough to keep several threads busy, few enough to fit
-/// in memory.
+/// Number of events sent to the index before waiting for them to be applied: enough to keep several threads busy, few
+/// enough to fit in memory.
 const AT_ONCE: usize = 1_024;
-/// Number of lookups whose answers are checked.
+/// Number of lookups whose answers are checked against the plan.
 const CHECKED: usize = 64;
 
 /// Result of timing single lookups with [`probe`].
@@ -40,7 +40,7 @@ pub struct Probe {
     pub wrong: u64,
     /// Description of the first wrong answer.
     pub example: Option<String>,
-    /// Properties of the clock.
+    /// Properties of the machine's clock, measured just before.
     pub clock: Clock,
 }
 

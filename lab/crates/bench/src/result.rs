@@ -9,10 +9,10 @@ pub use crate::subject::Counts;
 
 use crate::options::Options;
 
-/// Result of a load test. Its figures count only if `ok`.
+/// Result of a load test of an index. Its figures count only if `ok` is true.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunResult {
-    /// Version of the result's format: 1.
+    /// Version of the format of this result: 1.
     pub schema: u32,
     /// True if the figures count: the load test was `valid`, `kept_up`, `agrees`, and had no errors.
     pub ok: bool,
@@ -23,27 +23,27 @@ pub struct RunResult {
     /// True if at most a twentieth of the events and of the lookups was queued when the measured window ended, and all
     /// operations were done within 1.1 windows.
     pub kept_up: bool,
-    /// True if every queue was empty in the end.
+    /// True if every queue of events and lookups was empty in the end.
     pub drained: bool,
-    /// True if everything compared was right; `None` if nothing was compared.
+    /// True if all answers of the index that were compared with the truth were right; `None` if none were compared.
     pub agrees: Option<bool>,
-    /// Name of the index.
+    /// Name of the tested index.
     pub index: String,
-    /// Short description of the tested index.
+    /// Short description of the tested index's design.
     pub about: String,
-    /// Origin of the index, with its version.
+    /// Origin of the tested index (such as its package), with its version.
     pub version: String,
     /// Options of the load test, with defaults filled in.
     pub options: Options,
-    /// Identity and counts of the plan.
+    /// Identity and counts of the plan, the list of operations that was run.
     pub plan: PlanFacts,
-    /// Counts of the measured part of the plan, after the warm-up.
+    /// Counts of operations and blocks in the measured part of the plan, after the warm-up.
     pub measured: Facts,
     /// Numbers of operations issued, including the warm-up.
     pub issued: IssuedCounts,
-    /// Number of events applied, including the warm-up.
+    /// Number of events that the index applied, including the warm-up.
     pub applied: u64,
-    /// Number of lookups answered, including the warm-up.
+    /// Number of lookups that the index answered, including the warm-up.
     pub answered: u64,
     /// Planned length of the measured window, in ns.
     pub window_ns: u64,
@@ -54,9 +54,10 @@ pub struct RunResult {
     pub achieved: Rates,
     /// Time from the start of the measured window until its last operation was issued, in ns.
     pub issue_span_ns: u64,
-    /// Distribution of the lateness of the issued operations, in ns; `None` if none were measured.
+    /// Distribution of the lateness with which operations were issued (time of issue minus deadline), in ns; `None` if
+    /// none were measured.
     pub lag: Option<Times>,
-    /// Maximum p99 of the lag for a valid load test, in ns.
+    /// Maximum 99th percentile of the lateness with which operations are issued for a valid load test, in ns.
     pub lag_limit_ns: u64,
     /// Operations not completed at the end of the measured window, issued late or not applied yet.
     pub queued_at_close: BacklogCounts,
@@ -66,15 +67,16 @@ pub struct RunResult {
     pub drain_ns: Option<u64>,
     /// Time from the start of the measured window until all queues were empty, in ns; `None` if they never were.
     pub total_ns: Option<u64>,
-    /// Distribution of the time of a lookup call, in ns, without the cost of reading the clock.
+    /// Distribution of the duration of a lookup call, in ns, without the cost of reading the clock; `None` if no lookup
+    /// was measured.
     pub service: Option<Times>,
     /// Distribution of the time from a lookup's deadline until its answer, in ns.
     pub from_deadline: Option<Times>,
     /// Counts reported by the index; zeros if its queues never became empty.
     pub counts: Counts,
-    /// Memory of the process; `None` if the system does not report it.
+    /// Resident memory of the process at three moments; `None` if the system does not report it.
     pub memory: Option<Memory>,
-    /// Properties of the clock.
+    /// Properties of the machine's clock, measured just before the load test.
     pub clock: Clock,
     /// Comparison of the index with the plan; `None` if not requested, or if the queues never became empty.
     pub comparison: Option<Comparison>,
@@ -83,11 +85,11 @@ pub struct RunResult {
 /// Identity and counts of a plan, for the result.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlanFacts {
-    /// Digest of the plan, equal for equal plans.
+    /// Digest (hash of the contents) of the plan, equal for equal plans.
     pub digest: String,
-    /// Counts of the plan's contents.
+    /// Counts of the plan's operations and blocks.
     pub facts: Facts,
-    /// Description of the plan's source.
+    /// JSON object that describes the plan's source.
     pub meta: serde_json::Value,
 }
 
@@ -96,7 +98,7 @@ pub struct PlanFacts {
 pub struct IssuedCounts {
     /// Number of lookups passed to the query threads.
     pub lookups: u64,
-    /// Number of events sent.
+    /// Number of events sent to the index.
     pub events: u64,
 }
 
@@ -109,23 +111,23 @@ pub struct Rates {
     pub ops_per_s: f64,
 }
 
-/// Operations due and not completed at some moment.
+/// Operations that were due (their deadlines had passed) and not completed at some moment.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct BacklogCounts {
-    /// Number of events due and not applied.
+    /// Number of events whose deadlines had passed and that were not applied.
     pub events: u64,
-    /// Number of lookups due and not answered.
+    /// Number of lookups whose deadlines had passed and that were not answered.
     pub lookups: u64,
-    /// Share of the measured events that were due and not applied, 0 to 1.
+    /// Share of the measured events whose deadlines had passed and that were not applied, 0 to 1.
     pub events_share: f64,
-    /// Share of the measured lookups that were due and not answered, 0 to 1.
+    /// Share of the measured lookups whose deadlines had passed and that were not answered, 0 to 1.
     pub lookups_share: f64,
 }
 
 /// Distribution of measured times, in ns, from a histogram with three significant digits.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Times {
-    /// Number of times measured.
+    /// Number of measured times in the distribution.
     pub count: u64,
     /// Mean of the times, in ns.
     pub mean: f64,
@@ -149,6 +151,6 @@ pub struct Memory {
     pub rss_before: u64,
     /// Resident memory in bytes with the empty index, and all messages and queries prepared.
     pub rss_ready: u64,
-    /// Resident memory in bytes after everything was applied.
+    /// Resident memory in bytes after all operations of the load test were completed.
     pub rss_end: u64,
 }

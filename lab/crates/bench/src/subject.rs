@@ -29,9 +29,9 @@ pub struct Counts {
     pub blocks: Option<u64>,
     /// Number of entries of the design's own kind: nodes, keys or positions.
     pub entries: Option<u64>,
-    /// Number of failed calls that should not fail (exceptions of an index written in Python).
+    /// Number of calls of the index that failed and should not fail (exceptions of an index written in Python).
     pub errors: u64,
-    /// Message of the first failed call.
+    /// Error message of the first call of the index that failed; `None` if none did.
     pub first_error: Option<String>,
 }
 
@@ -44,16 +44,16 @@ pub trait Subject: Send + Sync + 'static {
     type Message: Send + 'static;
     /// Form in which the index accepts a query.
     type Query: Send + Sync + 'static;
-    /// The state that a query thread keeps between lookups.
+    /// State that a query thread keeps between lookups, such as a buffer for answers.
     type Lane: Send + 'static;
 
-    /// Converts an event to the index's form; not timed.
+    /// Converts an event to the form in which the index accepts it; not timed.
     fn message(&self, change: Change) -> Self::Message;
-    /// Converts a query to the index's form; not timed.
+    /// Converts a query to the form in which the index accepts it; not timed.
     fn query(&self, contents: &[u64]) -> Self::Query;
-    /// Creates the state of a new query thread.
+    /// Creates the state that a new query thread keeps between its lookups.
     fn lane(&self) -> Self::Lane;
-    /// Sends an event, without waiting for it to be applied.
+    /// Sends an event to the index, without waiting for it to be applied.
     fn send(&self, message: Self::Message);
     /// Number of events applied so far, including refused ones. The number may lag behind, but not run ahead by more
     /// than the events being applied at the moment.
@@ -61,7 +61,7 @@ pub trait Subject: Send + Sync + 'static {
     /// Waits until all earlier events have been applied. Called after [`applied`](Self::applied) has reached the number
     /// of events sent.
     fn flush(&self);
-    /// Looks up once, timed. The answer is created, and freed or kept for the next lookup to overwrite.
+    /// Runs a query once, which is timed. The answer is created, and freed or kept for the next lookup to overwrite.
     fn lookup(&self, lane: &mut Self::Lane, query: &Self::Query);
     /// Replaces `scores` by the index's answer to a query; not timed, after a flush.
     ///
@@ -70,7 +70,7 @@ pub trait Subject: Send + Sync + 'static {
     fn answer(&self, contents: &[u64], scores: &mut Scores) -> Result<(), String>;
     /// All pairs of a worker and a held block, in any order, after a flush; `None` if the index cannot list them.
     fn holdings(&self) -> Option<Vec<(WorkerId, BlockHash)>>;
-    /// Counts reported by the index, after a flush.
+    /// Counts reported by the index, such as refused stores, after a flush.
     fn counts(&self) -> Counts;
     /// Gives up the load test: queued events need not be applied. Lookups may still be running.
     fn give_up(&self) {}
@@ -79,7 +79,7 @@ pub trait Subject: Send + Sync + 'static {
 /// A thread that applies events, its channel, and its progress. Dropping it applies the queued events and ends the
 /// thread.
 pub struct EventThread<M> {
-    /// Channel to the thread; `None` only while dropping.
+    /// Channel that takes events to the thread; `None` only while dropping.
     queue: Option<Sender<M>>,
     sent: AtomicU64,
     progress: Arc<Progress>,
@@ -129,12 +129,12 @@ impl<M> EventThread<M> {
         self.sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Number of events applied so far.
+    /// Number of events that the thread has applied so far.
     pub fn applied(&self) -> u64 {
         self.progress.applied.load(Ordering::Acquire)
     }
 
-    /// Waits until all earlier events have been applied, or the load test was given up.
+    /// Waits until all events sent before have been applied, or the load test was given up.
     pub fn flush(&self) {
         while self.applied() < self.sent.load(Ordering::Relaxed) && !self.progress.given_up.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_micros(50));

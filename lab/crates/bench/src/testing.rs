@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use crate::compare::Rng;
 use crate::plan::{Columns, Plan};
 
-/// Parameters of a test plan.
+/// Parameters of a random plan for tests: numbers of prompts, workers and blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct Mix {
     pub(crate) requests: usize,
     pub(crate) workers: u32,
     /// Capacity of a worker's cache, in blocks.
     pub(crate) cache: usize,
-    /// Number of requests for each clear of a worker.
+    /// Number of requests between two clears (losses of all blocks) of a worker.
     pub(crate) clears: usize,
 }
 

@@ -40,7 +40,7 @@ impl Truth {
         Self { workers }
     }
 
-    /// All pairs of a worker and a held block, sorted by worker and block hash.
+    /// All pairs of a worker and a block that it holds after the plan's events, sorted by worker and block hash.
     pub(crate) fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
         let all = (0..).zip(&self.workers).flat_map(|(worker, held)| held.keys().map(move |&name| (worker, name)));
         let mut all: Vec<(WorkerId, BlockHash)> = all.map(|(worker, name)| (worker, BlockHash(name))).collect();
@@ -48,12 +48,13 @@ impl Truth {
         all
     }
 
-    /// Number of blocks held by a worker.
+    /// Number of blocks that a worker holds after the plan's events.
     pub(crate) fn blocks(&self, worker: WorkerId) -> usize {
         self.workers.get(worker as usize).map_or(0, HashMap::len)
     }
 
-    /// Chains of the blocks of some workers, prepared for finding depths.
+    /// Chains of the blocks of these workers, in a form in which depths (numbers of a query's leading blocks held) can
+    /// be found.
     pub(crate) fn chains(&self, workers: &[WorkerId]) -> Chains {
         let mut steps = Vec::new();
         for &worker in workers {

@@ -25,7 +25,7 @@ use kvatlas_index::BlockHash;
 pub struct Actor<T: LocalDesign> {
     shared: Arc<ActorState<T>>,
     thread: Option<JoinHandle<()>>,
-    /// Number of changes, queries and answers sent so far.
+    /// Number of messages (changes, queries and answers) exchanged with the actor's thread so far.
     messages: AtomicU64,
 }
 
@@ -34,7 +34,7 @@ struct ActorState<T> {
     broken: PanicMessage,
 }
 
-/// An answer that the actor's thread has not sent yet.
+/// An answer to a query that the actor's thread has not sent yet.
 struct Reply<R>(mpsc::Receiver<thread::Result<R>>);
 
 impl<R> Reply<R> {

@@ -34,7 +34,7 @@ impl BlockIndexRung {
         Self { levels: true, ..Self::new() }
     }
 
-    /// The wrapped [`BlockIndex`].
+    /// The [`BlockIndex`] that this design consists of.
     #[must_use]
     pub fn index(&self) -> &BlockIndex {
         &self.index

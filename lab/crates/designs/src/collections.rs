@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 #[derive(Debug)]
 pub(super) enum SmallMap<K, V> {
     One(K, V),
-    /// The entries of a map that has had several. Empty only during a change.
+    /// The entries of a map that has had several, in a separate hash map, which is empty only during a change.
     Many(Box<HashMap<K, V>>),
 }
 
@@ -24,7 +24,7 @@ impl<K: Copy + Eq + Hash, V> SmallMap<K, V> {
         }
     }
 
-    /// Sets the value of a key.
+    /// Sets the value of a key in the map.
     pub(super) fn insert(&mut self, key: K, value: V) {
         match self {
             Self::One(only, old) if *only == key => *old = value,
@@ -42,7 +42,7 @@ impl<K: Copy + Eq + Hash, V> SmallMap<K, V> {
         }
     }
 
-    /// Removes a key. Returns true if no entry is left, so that the caller removes the map itself.
+    /// Removes a key from the map. Returns true if no entry is left, so that the caller removes the map itself.
     pub(super) fn remove(&mut self, key: &K) -> bool {
         match self {
             Self::One(only, _) => only == key,
@@ -62,14 +62,14 @@ impl<K: Copy + Eq + Hash, V> SmallMap<K, V> {
     }
 }
 
-/// True if bit `member % 64` of word `member / 64` is set, that is, if `member` is in the set.
+/// True if the number `member` is in a set stored as bits: bit `member % 64` of word `member / 64` is set.
 #[inline]
 pub(crate) fn has_bit(words: &[u64], member: u32) -> bool {
     words.get(member as usize / 64).is_some_and(|word| word >> (member % 64) & 1 == 1)
 }
 
-/// Calls `each` with the number of every set bit of the word `word`, in order. `at`: index of the word, so that its
-/// bits have the numbers `64 * at` and following.
+/// Calls `each` with every number in one word of a set stored as bits, in order. `at`: index of the word `word`, whose
+/// bits stand for the numbers from `64 * at` on.
 #[inline]
 pub(crate) fn each_bit(at: u32, mut word: u64, mut each: impl FnMut(u32)) {
     while word != 0 {
@@ -78,7 +78,8 @@ pub(crate) fn each_bit(at: u32, mut word: u64, mut each: impl FnMut(u32)) {
     }
 }
 
-/// Converts a sorted list of members to words in which exactly their bits are set.
+/// Converts a sorted list of numbers to a set stored as bits: word `n / 64` has bit `n % 64` set for each number n in
+/// the list.
 pub(crate) fn to_words(members: &[u32]) -> Vec<u64> {
     let mut words = vec![0; members.last().map_or(0, |&last| last as usize / 64 + 1)];
     for &member in members {

@@ -41,11 +41,12 @@ pub struct GroupOptions {
     /// Number of workers in a group, at least 1: the first group has the workers `0..n`, the second the next `n`, and
     /// so on.
     pub workers_per_group: u32,
-    /// Block positions at which groups report their prefixes to the top level.
+    /// Positions of blocks at which groups report their prefixes to the top level, the table over all groups.
     pub sparse: SparsePositions,
     /// Options of each group's positional index.
     pub inner: Options,
-    /// Number of deepest workers that [`answer`](crate::ConcurrentDesign::answer) finds.
+    /// Number of deepest workers (those that hold most leading blocks of the query) that
+    /// [`answer`](crate::ConcurrentDesign::answer) finds.
     pub best: usize,
 }
 
@@ -55,35 +56,36 @@ impl Default for GroupOptions {
     }
 }
 
-/// Deepest workers of a query, with the number of groups asked.
+/// Workers that hold most leading blocks of a query, with the number of groups of workers that were searched.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BestWorkers {
     /// Workers with their depths in blocks, deepest first. If several workers share the smallest depth in the list,
     /// others of this depth may be left out.
     pub scores: Scores,
-    /// Number of groups in which a worker holds the query's first block.
+    /// Number of groups of workers in which a worker holds the query's first block.
     pub candidates: usize,
-    /// Number of groups that the search asked.
+    /// Number of groups of workers whose indexes were searched for the query.
     pub probed: usize,
 }
 
-/// Positional indexes of groups of workers, under a sparse top level that knows the prefixes of each group.
+/// Index of several groups of workers: a positional index for each group, and above them a top-level table that
+/// contains, at some positions only, the prefixes that each group holds.
 #[derive(Debug)]
 pub struct GroupedIndex {
     options: GroupOptions,
     top: Arc<Top>,
     groups: RwLock<HashMap<u32, Arc<PositionalIndexer>>>,
-    /// Number of messages for queries: probes sent to groups, and their answers.
+    /// Number of messages for queries: searches sent to groups of workers, and their answers.
     asked: AtomicU64,
-    /// Number of refused stores of workers whose group does not exist yet.
+    /// Number of stores that were refused before they reached the index of a group of workers.
     refused: AtomicU64,
-    /// Number of removed blocks of workers whose group does not exist.
+    /// Number of blocks removed by workers whose group has no index, so that the removal changed nothing.
     unknown_removals: AtomicU64,
 }
 
 /// Number of locks of the map in the top level, which records the prefixes that each group of workers holds.
 const TOP_SHARDS: usize = 256;
-/// Number of locks of a group's map: few, since there are many groups.
+/// Number of locks of the map of a group of workers: few, since there are many groups.
 const GROUP_SHARDS: usize = 32;
 
 impl GroupedIndex {
@@ -111,8 +113,8 @@ impl GroupedIndex {
         })
     }
 
-    /// Finds the `k` deepest workers among those that hold the first block. Asks groups in the order of their upper
-    /// bounds, until no other group can have a worker deeper than the `k`-th found.
+    /// Finds the `k` deepest workers (those that hold most leading blocks) of a query. Searches the groups of workers
+    /// in the order of their upper bounds, until no other group can have a worker deeper than the `k`-th found.
     #[must_use]
     pub fn find_best(&self, content_hashes: &[u64], k: usize) -> BestWorkers {
         let mut scores = Scores::new();
@@ -120,8 +122,8 @@ impl GroupedIndex {
         BestWorkers { scores, candidates, probed }
     }
 
-    /// Replaces `scores` by the `k` deepest workers. Returns the number of groups that hold the first block, and the
-    /// number of groups asked.
+    /// Replaces `scores` by the `k` workers that hold most leading blocks of a query. Returns the number of groups that
+    /// hold the first block, and the number of groups searched.
     fn find_deepest(&self, content_hashes: &[u64], k: usize, scores: &mut Scores) -> (usize, usize) {
         scores.clear();
         let mut query = Query::new(content_hashes);
@@ -148,7 +150,7 @@ impl GroupedIndex {
         (bounds.len(), probed)
     }
 
-    /// Options of the index.
+    /// Options with which the index was created.
     #[must_use]
     pub fn options(&self) -> GroupOptions {
         self.options
@@ -223,7 +225,8 @@ impl ConcurrentDesign for GroupedIndex {
         }
     }
 
-    /// Replaces `scores` by the depth of every worker, asking all groups that hold the first block.
+    /// Replaces `scores` by the depth (number of leading blocks held) of every worker, searching all groups that hold
+    /// the query's first block.
     fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
         scores.clear();
         let mut query = Query::new(content_hashes);

@@ -25,17 +25,17 @@ pub enum Refusal {
         "{block_hashes} block hashes but {content_hashes} content hashes: a store needs one content hash for each block hash"
     )]
     LengthMismatch {
-        /// Number of block hashes.
+        /// Number of block hashes in the store.
         block_hashes: usize,
-        /// Number of content hashes.
+        /// Number of content hashes in the store.
         content_hashes: usize,
     },
     /// A store continues a block that the worker does not hold, and the design cannot keep blocks without their parent.
     #[error("worker {worker} does not hold block {}, which the store continues: store the parent first", parent.0)]
     UnknownParent {
-        /// Worker of the event.
+        /// Worker whose event was refused.
         worker: WorkerId,
-        /// Block hash of the unknown parent.
+        /// Block hash of the parent that the worker does not hold.
         parent: BlockHash,
     },
     /// The design cannot number any more workers, blocks or other items.
@@ -47,7 +47,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Code of the error, the same in every release.
+    /// Stable code of the error, a word that is the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -100,7 +100,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Worker of the change.
+    /// Worker whose blocks the change concerns.
     #[must_use]
     pub fn worker(&self) -> WorkerId {
         match self {
@@ -115,16 +115,16 @@ impl Change {
 /// Sizes and counts of an index design.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LadderStats {
-    /// Number of known workers.
+    /// Number of workers that the index knows.
     pub workers: u64,
-    /// Number of pairs of a worker and a held block.
+    /// Number of pairs of a worker and a block that it holds.
     pub blocks: u64,
     /// Number of entries of the design's own kind (nodes, keys or positions), which determine its memory together with
     /// `blocks`.
     pub entries: u64,
-    /// Number of stores refused.
+    /// Number of store events that the index refused.
     pub refused: u64,
-    /// Number of removals of blocks that were not held.
+    /// Number of removals of blocks that the worker did not hold.
     pub unknown_removals: u64,
     /// Number of messages between the parts (actors, groups) of a design with several parts.
     pub messages: u64,
@@ -142,8 +142,8 @@ pub trait LocalDesign: Send + 'static {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Refusal>;
-    /// Records that a worker evicted blocks, in any order. Block hashes that are not held change nothing, and are
-    /// counted.
+    /// Records that a worker evicted blocks, in any order. Block hashes of blocks that the worker does not hold change
+    /// nothing, and are counted.
     fn remove(&mut self, worker: WorkerId, block_hashes: &[BlockHash]);
     /// Records that a worker lost all its blocks and remains known.
     fn clear(&mut self, worker: WorkerId);
@@ -227,9 +227,9 @@ pub trait Feed: Send + Sync {
     /// Sends a change and returns at once. Changes of one worker sent by one thread are applied in the order of
     /// sending.
     fn send(&self, change: Change);
-    /// Number of changes applied so far, including refused ones.
+    /// Number of changes that the index has applied so far, including refused ones.
     fn applied(&self) -> u64;
-    /// Waits until all earlier changes have been applied.
+    /// Waits until all changes sent before have been applied.
     fn flush(&self);
     /// Replaces `scores` by the number of leading blocks of the query that each worker holds, according to the changes
     /// applied so far.
@@ -251,7 +251,7 @@ pub trait Feed: Send + Sync {
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 }
 
-/// Greatest depth of a worker, in blocks; 0 without workers.
+/// Greatest depth (number of leading blocks held) of any worker in an answer; 0 without workers.
 fn deepest(scores: &Scores) -> u32 {
     scores.iter().map(|&(_, depth)| depth).max().unwrap_or(0)
 }
@@ -261,7 +261,7 @@ fn deepest(scores: &Scores) -> u32 {
 pub struct RwLocked<T>(RwLock<T>);
 
 impl<T: LocalDesign> RwLocked<T> {
-    /// Puts a lock around a design.
+    /// Puts a reader–writer lock around a single-threaded index.
     #[must_use]
     pub fn new(design: T) -> Self {
         Self(RwLock::new(design))

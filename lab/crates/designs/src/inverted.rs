@@ -34,7 +34,7 @@ use kvatlas_index::BlockHash;
 #[derive(Debug, Default)]
 pub struct InvertedIndex {
     strict: bool,
-    /// Blocks and their holders, by content hash.
+    /// Blocks and the workers that hold them, by content hash.
     by_content: HashMap<u64, SmallMap<Block, Holders>>,
     /// Content hash and parent of each block that a worker holds, by worker and block hash: evictions give only block
     /// hashes.
@@ -44,7 +44,7 @@ pub struct InvertedIndex {
     unknown_removals: u64,
 }
 
-/// Identity of a block: its block hash and, if strict, its parent.
+/// Identity of a block: its block hash and, if the index is strict (searches follow parents), its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Block {
     name: BlockHash,
@@ -215,7 +215,7 @@ fn join_equal_names(blocks: &mut Vec<(BlockHash, Holders)>) {
     });
 }
 
-/// Appends the workers that are in both sorted lists to `out`, in order.
+/// Appends the workers that are in both sorted lists, `active` and `holders`, to `out`, in order.
 fn common(active: &[WorkerId], holders: &[WorkerId], out: &mut impl Extend<WorkerId>) {
     let (few, many) = if active.len() <= holders.len() { (active, holders) } else { (holders, active) };
     if few.len() * 8 < many.len() {
@@ -229,7 +229,8 @@ fn common(active: &[WorkerId], holders: &[WorkerId], out: &mut impl Extend<Worke
     }));
 }
 
-/// Appends to `scores` each active worker that is not in `stay`, with the depth `depth`.
+/// Appends to `scores` each worker of `active` (the workers that hold all blocks so far) that is not in `stay`, with
+/// the depth `depth`.
 fn leave(active: &[WorkerId], stay: &[WorkerId], depth: usize, scores: &mut Scores) {
     if active.len() == stay.len() {
         return;

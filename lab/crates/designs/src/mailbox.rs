@@ -24,32 +24,32 @@ use crossbeam_utils::{Backoff, CachePadded};
 
 use crate::interface::{Change, WorkerId};
 
-/// Number of changes in each vector of the queue.
+/// Number of changes in each full vector of the queue.
 const PAGE: usize = 1024;
 
-/// A query, as a function that the thread runs between two changes.
+/// A query, as a function that the thread that owns the index runs between two changes.
 pub(super) type Job<T> = Box<dyn FnOnce(&T) + Send>;
 
 /// Queue of changes and queries for the thread that owns a `T`.
 pub(super) struct Mailbox<T> {
     queue: Mutex<Queue<T>>,
-    /// Condition variable that wakes the thread when changes or queries arrive.
+    /// Condition variable that wakes the thread that owns the index when changes or queries arrive.
     filled: Condvar,
-    /// Condition variable that wakes flushing callers when the thread has applied the changes it removed from the
-    /// queue.
+    /// Condition variable that wakes callers of `flush` when the thread has applied the changes that it removed from
+    /// the queue.
     emptied: Condvar,
-    /// Number of changes applied so far, written by the thread alone.
+    /// Number of changes applied so far, written only by the thread that owns the index.
     applied: CachePadded<AtomicU64>,
     jobs: CachePadded<AtomicUsize>,
     closed: AtomicBool,
-    /// True if there are changes or queries, for polling without the lock.
+    /// True if changes or queries are queued, so that the thread can check without the lock.
     any: AtomicBool,
 }
 
 struct Queue<T> {
-    /// Full vectors of changes, oldest first.
+    /// Full vectors of queued changes, oldest first.
     pages: Vec<Vec<Change>>,
-    /// Newest changes, after those in the full vectors.
+    /// Newest queued changes, which follow those in the full vectors.
     changes: Vec<Change>,
     jobs: Vec<Job<T>>,
     sent: u64,
@@ -82,7 +82,7 @@ impl<T> Mailbox<T> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a change to the thread.
+    /// Sends a change to the thread that owns the index.
     pub(super) fn send(&self, change: Change) {
         let mut queue = self.lock();
         if queue.changes.len() == PAGE {
@@ -94,7 +94,8 @@ impl<T> Mailbox<T> {
         self.wake(queue);
     }
 
-    /// Sends a query to the thread. The query is dropped if the thread was told to end, that is, its queue is closed.
+    /// Sends a query to the thread that owns the index. The query is dropped if the thread was told to end, that is,
+    /// its queue is closed.
     pub(super) fn ask(&self, job: Job<T>) {
         let mut queue = self.lock();
         queue.jobs.push(job);
@@ -111,12 +112,12 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Number of changes applied so far.
+    /// Number of changes that the thread has applied so far.
     pub(super) fn applied(&self) -> u64 {
         self.applied.load(Ordering::Acquire)
     }
 
-    /// Waits until all earlier changes are applied.
+    /// Waits until all changes sent before are applied.
     pub(super) fn flush(&self) {
         let mut queue = self.lock();
         let sent = queue.sent;
@@ -127,14 +128,15 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Tells the thread to end after its current change; later changes and queries are discarded.
+    /// Tells the thread that owns the index to end after its current change; later changes and queries are discarded.
     pub(super) fn close(&self) {
         let queue = self.lock();
         self.closed.store(true, Ordering::Relaxed);
         self.wake(queue);
     }
 
-    /// Main loop of the thread: applies changes with `apply` and runs queries, until the queue is closed.
+    /// Main loop of the thread that owns the index `design`: applies changes with `apply` and runs queries, until the
+    /// queue is closed.
     pub(super) fn serve(&self, design: &mut T, mut apply: impl FnMut(&mut T, &Change)) {
         let mut pages = Vec::new();
         let mut changes = Vec::new();
@@ -169,8 +171,8 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Waits for changes or queries, and moves them into the given empty vectors. Returns false once the queue is
-    /// closed.
+    /// Waits for changes or queries, and moves them from the queue into the given empty vectors. Returns false once the
+    /// queue is closed.
     fn take(&self, pages: &mut Vec<Vec<Change>>, changes: &mut Vec<Change>, jobs: &mut Vec<Job<T>>) -> bool {
         let mut queue = self.lock();
         if queue.flushing > 0 {
@@ -207,12 +209,12 @@ impl<T> Queue<T> {
     }
 }
 
-/// Message of the first panic during a change.
+/// Message of the first panic that occurred while a change was applied.
 #[derive(Debug, Default)]
 pub(super) struct PanicMessage(OnceLock<String>);
 
 impl PanicMessage {
-    /// Runs `work`, which applies `change`. A panic is caught, and the message of the first one stored.
+    /// Runs `work`, which applies `change`. A panic is caught, and the message of the first panic is stored.
     pub(super) fn catch(&self, change: &Change, work: impl FnOnce()) {
         // The design may be left half changed, which `broken` reports.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {

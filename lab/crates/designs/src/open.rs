@@ -20,9 +20,10 @@ pub struct Options {
     pub event_threads: usize,
     /// Number of blocks by which the search of the positional designs advances, at least 1.
     pub jump_size: usize,
-    /// Number of shards of `radix-sharded`, each with its own thread; 1 to 1,024.
+    /// Number of shards (parts with some of the workers) of the design `radix-sharded`, each with its own thread; 1 to
+    /// 1,024.
     pub shards: usize,
-    /// Number of workers in a group of `grouped`, at least 1.
+    /// Number of workers in a group of the design `grouped`, at least 1.
     pub group_size: usize,
     /// True to correct the design's known errors, where possible.
     pub strict: bool,
@@ -42,14 +43,14 @@ const MOST_THREADS: usize = 1024;
 pub enum Deviation {
     /// Blocks of equal content at several positions of prompts count as one block.
     Conflation,
-    /// A missing block before held blocks is not noticed, so that depths are too large.
+    /// A missing block before held blocks is ignored, so that depths (numbers of leading blocks) are too large.
     Holes,
-    /// A block whose parent is not held is counted, or refused and not kept until the parent comes.
+    /// A block whose parent is not held counts as held, or is refused and not kept until the parent comes.
     Orphans,
     /// If a block hash is announced again for another block, the blocks that continue it keep their old position in the
     /// index.
     Renames,
-    /// Several block hashes of one worker for one block are confused.
+    /// Several block hashes that one worker uses for one block are confused.
     Aliases,
 }
 
@@ -70,13 +71,14 @@ impl Deviation {
 /// An index design in the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rung {
-    /// Name of the design for [`open`].
+    /// Name of the design, as passed to [`open`].
     pub name: &'static str,
-    /// Description of the design.
+    /// Short description of the design, for listings.
     pub what: &'static str,
-    /// Known errors of the design without `strict`.
+    /// Known errors of the design without the option `strict`.
     pub deviations: &'static [Deviation],
-    /// Errors that remain with `strict`; `None` if the design has no strict form.
+    /// Known errors that remain with the option `strict`, which corrects the others; `None` if the design has no strict
+    /// form.
     pub strict: Option<&'static [Deviation]>,
 }
 
@@ -118,23 +120,23 @@ pub enum OpenError {
     /// No design has the given name.
     #[error("unknown rung {name:?}: it is one of {}", names())]
     UnknownRung {
-        /// The given name.
+        /// Name that was given to [`open`].
         name: String,
     },
     /// An option has an invalid value.
     #[error("{option} must be {wanted}, got {got}")]
     InvalidOption {
-        /// Name of the option.
+        /// Name of the invalid option.
         option: &'static str,
-        /// Description of the valid values.
+        /// Description of the option's valid values.
         wanted: &'static str,
-        /// The given value.
+        /// Value that was given for the option.
         got: usize,
     },
-    /// The design has no strict form.
+    /// The design has no strict form, without its known errors.
     #[error("{name} cannot be strict: its errors follow from its design")]
     NeverStrict {
-        /// Name of the design.
+        /// Name of the design without a strict form.
         name: &'static str,
     },
     /// The design refused an option.

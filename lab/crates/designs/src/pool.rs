@@ -59,7 +59,7 @@ impl<I: ConcurrentDesign> EventPool<I> {
         Ok(pool)
     }
 
-    /// The index that the threads feed.
+    /// The index to which the pool's threads apply events.
     #[must_use]
     pub fn index(&self) -> &I {
         &self.shared.index

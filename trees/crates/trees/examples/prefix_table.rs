@@ -18,7 +18,7 @@ fn table(max_prefixes: usize) -> SyncPrefixHashTable {
     SyncPrefixHashTable::new(config).expect("usable limits")
 }
 
-/// Tokens of a prompt, as bytes; different for each number.
+/// Tokens of a prompt of `blocks` blocks, as bytes; different for each `number`.
 fn prompt(number: u64, blocks: usize) -> Vec<u8> {
     let words = (0..blocks as u64 * 8).map(|i| (number << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words.flat_map(u64::to_be_bytes).collect()

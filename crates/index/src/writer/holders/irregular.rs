@@ -144,8 +144,8 @@ impl IrregularBlocks {
         debug_assert!(old.is_none(), "a name is one block's");
     }
 
-    /// Removes a block, but leaves its block hash in the list of blocks that continue its parent; the caller must
-    /// update that list.
+    /// Removes and returns an irregular block (kept outside runs of blocks), but leaves its block hash in the list of
+    /// blocks that continue its parent; the caller must update that list. None if there is none.
     fn take(&mut self, name: u64) -> Option<IrregularBlock> {
         let block = self.blocks.remove(&name)?;
         self.unlinked -= usize::from(block.at.is_none());

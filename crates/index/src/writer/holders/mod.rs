@@ -43,7 +43,8 @@ pub(crate) struct Holder {
     /// Runs of blocks in which the holder (a rank's cache) has blocks. May contain runs in which it no longer has any,
     /// and runs twice.
     pub(crate) runs: Vec<u32>,
-    /// Progress of cleaning up the list of runs of blocks; None if no clean-up is under way.
+    /// Progress of removing outdated entries from the list of the holder's runs of blocks; None if no clean-up is under
+    /// way.
     pub(super) tidying: Option<Box<ListCleanup>>,
     /// Number of runs of blocks in which the holder (a rank's cache) has blocks.
     pub(crate) entered: u32,
@@ -157,21 +158,23 @@ impl HangingRuns {
         }
     }
 
-    /// True if one of the runs of blocks may branch off at the place, or farther along the same parent run.
+    /// True if one of these runs of the holder may continue the parent run of `place` (a run and a number of its
+    /// blocks) there, or after more of its blocks.
     #[inline]
     pub(crate) fn may_be_beyond(&self, place: Place) -> bool {
         self.of(place.run).is_some_and(|it| place.blocks < it.end)
     }
 
-    /// Records that none of the runs of blocks branches off at the place or farther along the same parent run.
+    /// Records that none of these runs of the holder continues the parent run of `place` (a run and a number of its
+    /// blocks) there, or after more of its blocks.
     pub(crate) fn none_beyond(&mut self, place: Place) {
         if let Some(it) = self.of_mut(place.run) {
             it.end = place.blocks.min(it.end);
         }
     }
 
-    /// True if the counts are correct for runs at these places, and none branches off beyond the recorded bound; for
-    /// tests.
+    /// True if the counts are correct for runs of the holder that continue their parents at these places, and none does
+    /// so beyond the recorded bound; for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self, places: &[Place]) -> bool {
         let rest = self.rest.iter().flat_map(|rest| rest.iter()).map(|(run, it)| (*run, *it));
@@ -256,10 +259,11 @@ impl Branches {
 
 /// Progress of removing outdated and repeated entries from the list of the runs of blocks of a holder (a rank's cache).
 pub(super) struct ListCleanup {
-    /// Index of the next entry of the list of runs to check. `kept`: number of entries that were kept so far.
+    /// Index of the next entry in the holder's list of runs of blocks that the clean-up checks. `kept`: number of
+    /// entries that were kept so far.
     pub(super) next: usize,
     pub(super) kept: usize,
-    /// Runs of blocks that the clean-up of the list has kept so far, as a bit mask.
+    /// Runs of blocks that the clean-up has kept in the holder's list so far, as a bit mask.
     pub(super) seen: Vec<u64>,
 }
 
@@ -268,7 +272,7 @@ impl ListCleanup {
         size_of::<Self>() + self.seen.capacity() * size_of::<u64>()
     }
 
-    /// Records a run of blocks as kept in the list; returns true if it was not recorded before.
+    /// Records a run of blocks as kept in the holder's list; returns true if the run was not recorded before.
     pub(super) fn is_first(&mut self, run: u32) -> bool {
         let (word, bit) = (run as usize / 64, 1 << (run % 64));
         if self.seen.len() <= word {
@@ -330,7 +334,8 @@ impl Departures {
 /// A run may occur twice, or its number may belong to another run by now.
 pub(in crate::writer) struct OrderedRuns {
     listed: Vec<u32>,
-    /// Heap of the sorted runs of blocks, each with its sort key.
+    /// Heap of those runs of the holder that are sorted already, each with its sort key (distance from the beginning of
+    /// the prompt).
     sorted: BinaryHeap<(u32, u32)>,
     is_root_first: bool,
 }
@@ -367,7 +372,7 @@ impl OrderedRuns {
         if *left > 0 { self.sorted.pop().map(|(_, run)| run) } else { None }
     }
 
-    /// Puts a run of blocks back, so that a later call of `next` returns the run again.
+    /// Puts a run of blocks back into this order, so that a later call of `next` returns the run again.
     pub(in crate::writer) fn put_back(&mut self, run: u32, runs: &Runs) {
         let start = runs.start(run);
         self.sorted.push((if self.is_root_first { !start } else { start }, run));
@@ -381,7 +386,7 @@ pub(crate) struct Watch {
     pub(in crate::writer) holders: [u32; 2],
     /// Block hashes of the rank that changed since they were last fetched by `Writer::take_touched`.
     pub(in crate::writer) touched: HashSet<u64>,
-    /// True if all block hashes of the rank changed, so that the copy is worthless.
+    /// True if all block hashes of the rank changed, so that the copy being made of its blocks is worthless.
     pub(in crate::writer) over: bool,
 }
 

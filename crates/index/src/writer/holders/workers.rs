@@ -14,8 +14,9 @@ use crate::segmented::Map;
 use crate::stats::step;
 use crate::types::{BlockHash, Tier};
 
-/// Table of all workers. A name is looked up once per event. Then a rank is found by a number, which stays the same
-/// until the worker is dropped, while a clear replaces the holder of the rank's device.
+/// Table of all workers and their ranks. A rank is found by the worker's name once per event, and from then on by its
+/// number in this table, which stays the same until the worker is dropped, while a clear replaces the holder of the
+/// rank's device.
 #[derive(Default)]
 pub(in crate::writer) struct Workers {
     pub(in crate::writer) by_name: HashMap<Arc<str>, Worker>,
@@ -35,16 +36,18 @@ pub(in crate::writer) struct Rank {
     /// Holders (the rank's caches) of the views (sets of tiers) wider than the device: including host memory, disk and
     /// external storage. None until the tier is used.
     pub(in crate::writer) wider: [Option<u32>; 3],
-    /// Numbers of copies of the rank's blocks on the device, without the first copy of each block.
+    /// Numbers of copies of the rank's blocks on the device (how many equal blocks it holds), without the first copy of
+    /// each block.
     pub(in crate::writer) copies: Copies,
     pub(in crate::writer) offloaded: OffloadedBlocks,
     /// Sum of the values that the rank's device blocks add to the rank's fingerprint.
     pub(in crate::writer) device_word: u64,
-    /// Number of times that each tier of the rank was cleared.
+    /// Number of times that each tier of the rank was cleared (lost all its blocks), by the tier's index.
     pub(in crate::writer) clears: [u32; 4],
-    /// View (set of tiers) that is being built in steps; None otherwise.
+    /// View (set of tiers) of the rank that is being built in steps; None if none is.
     pub(in crate::writer) new_view: Option<Box<NewView>>,
-    /// True if the rank is in the book of loadable blocks.
+    /// True if changes of the rank's blocks are recorded in the book of loadable blocks, the data about blocks that
+    /// engines can load.
     pub(in crate::writer) is_tracked: bool,
     /// Tier that is being cleared in steps; None otherwise. The clear must be completed before any other change of the
     /// rank.
@@ -61,7 +64,7 @@ pub(in crate::writer) struct NewView {
     pub(in crate::writer) narrower: u32,
     pub(in crate::writer) watch: u64,
     pub(in crate::writer) runs: OrderedRuns,
-    /// Run of blocks that is being added, and the number of its blocks that were added so far.
+    /// Run of blocks whose blocks are being added to the view, and the number of its blocks that were added so far.
     pub(in crate::writer) at: Option<(u32, u32)>,
     /// Block hashes that are still to be looked up and added to the view (set of tiers).
     pub(in crate::writer) names: Vec<u64>,
@@ -71,14 +74,14 @@ pub(in crate::writer) struct NewView {
     pub(in crate::writer) rounds: usize,
 }
 
-/// State of clearing a tier in steps: the blocks still to be removed.
+/// State of clearing a tier of a rank (removing all blocks) in steps: the blocks still to be removed.
 pub(in crate::writer) struct TierClear {
     pub(in crate::writer) tier: Tier,
     /// Holder (a rank's cache) that has the tier's blocks. `runs`: its runs of blocks still to be cleared; `names`:
     /// block hashes that are in no run.
     pub(in crate::writer) holder: u32,
     pub(in crate::writer) runs: OrderedRuns,
-    /// Run of blocks that is being cleared, and the number of its blocks that are left.
+    /// Run of blocks whose blocks are being removed, and the number of its blocks that are left.
     pub(in crate::writer) at: Option<(u32, u32)>,
     pub(in crate::writer) names: Vec<u64>,
 }
@@ -114,7 +117,7 @@ impl OffloadedBlocks {
         self.by_name.len()
     }
 
-    /// Number of block hashes with copies on the tier that has this index.
+    /// Number of block hashes with copies of their blocks on the tier with this index.
     pub(in crate::writer) fn on(&self, tier: usize) -> usize {
         self.tiers[tier]
     }
@@ -128,7 +131,8 @@ impl OffloadedBlocks {
         self.by_name.bytes()
     }
 
-    /// Frees a part of the table's memory; returns true if more is left. The table must not be searched afterwards.
+    /// Frees a part of the memory of this table of offloaded blocks; returns true if more is left. The table must not
+    /// be searched afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.by_name.shed()
     }
@@ -141,7 +145,7 @@ impl OffloadedBlocks {
         self.by_name.iter().inspect(|_| step()).map(|(&name, &claims)| (name, claims))
     }
 
-    /// Sets the numbers of copies of a block on each tier; returns the previous numbers.
+    /// Sets the numbers of copies of the block `name` on each tier other than the device; returns the previous numbers.
     pub(in crate::writer) fn set(&mut self, name: u64, now: Claims) -> Claims {
         let gone = now == [0; 3];
         let before = if gone { self.by_name.remove(&name) } else { self.by_name.insert(name, now) };
@@ -172,7 +176,8 @@ impl OffloadedBlocks {
     }
 }
 
-/// Numbers of copies by block hash, without the first copy of each block, and the sum of these numbers.
+/// Numbers of copies by block hash (how many equal blocks the rank's device holds), without the first copy of each
+/// block, and the sum of these numbers.
 #[derive(Default)]
 pub(in crate::writer) struct Copies {
     by_name: Map<u64, u32>,
@@ -197,12 +202,12 @@ impl Copies {
         self.sum
     }
 
-    /// Number of copies of a block, without the first one.
+    /// Number of copies of the block `name` on the rank's device, without the first one.
     pub(in crate::writer) fn of(&self, name: u64) -> u32 {
         self.by_name.get(&name).copied().unwrap_or(0)
     }
 
-    /// Adds a copy of a block to the count.
+    /// Counts one more copy of the block `name`, which the rank's device has already.
     pub(in crate::writer) fn add(&mut self, name: u64) {
         let extra = self.by_name.get_or_insert_with(name, || 0);
         if *extra < u32::MAX {
@@ -211,7 +216,8 @@ impl Copies {
         }
     }
 
-    /// Removes a copy of a block, if the block has more than one; returns true if so.
+    /// Subtracts a copy of the block `name` from its count, if the rank's device has more than one copy; returns true
+    /// if so.
     pub(in crate::writer) fn take(&mut self, name: u64) -> bool {
         let Some(extra) = self.by_name.get_mut(&name) else { return false };
         *extra -= 1;
@@ -222,7 +228,7 @@ impl Copies {
         true
     }
 
-    /// Removes all copies of a block but the first from the count.
+    /// Forgets all copies of the block `name` beyond the first one.
     pub(in crate::writer) fn forget(&mut self, name: u64) {
         self.sum -= u64::from(self.by_name.remove(&name).unwrap_or(0));
     }
@@ -322,7 +328,7 @@ impl Workers {
     }
 }
 
-/// Converts a block hash to its internal form, in which one value is reserved for "no block hash".
+/// Converts a block hash to the number that the writer uses for it; one number is reserved for "no block hash".
 pub(in crate::writer) fn inner(name: BlockHash) -> u64 {
     if name.0 == NO_NAME { !NO_NAME } else { name.0 }
 }

@@ -15,66 +15,76 @@ use crate::raw::prefetch;
 use crate::spread::line_of;
 use crate::stats::step;
 
-/// Number of a hash table's lines in one piece of memory.
+/// Number of lines (groups of entries, each in one cache line) of a hash table that are allocated together, as one
+/// piece of memory.
 const PIECE: usize = 2048;
-/// Number of lines moved for each added or removed entry while a table shrinks. At this pace, an emptied table becomes
-/// as small as a new one.
+/// Number of lines (groups of entries in one cache line) whose entries are moved for each added or removed entry while
+/// a hash table shrinks. At this pace, an emptied table becomes as small as a new one.
 const SHRINKING_PACE: usize = 2;
-/// Number of lines that are prefetched before their entries are moved.
+/// Number of lines (groups of entries in one cache line of a hash table) that are prefetched before their entries are
+/// moved.
 const AHEAD: usize = 8;
-/// Number of lines up to which the entries of a table are moved in one step, as entries are unevenly distributed over
-/// few lines.
+/// Number of lines (groups of entries in one cache line of a hash table) up to which all entries of the table are moved
+/// in one step, as entries are unevenly distributed over few lines.
 const FEW: usize = 64;
 
-/// Number of lines below which a full table doubles, as time matters more than memory in small tables.
+/// Number of lines (groups of entries in one cache line) below which a full hash table doubles, as time matters more
+/// than memory in small tables.
 const SMALL: usize = 1 << 18;
 
-/// Line of a hash table, which fills one cache line.
+/// Line of a hash table: a group of entries that fills one cache line.
 pub(in crate::writer) trait Line: Copy {
     const EMPTY: Self;
-    /// Average number of entries per two lines at which a table counts as full.
+    /// Average number of entries in two lines (groups of entries in one cache line) at which a hash table counts as
+    /// full.
     const FULL_PAIR: usize;
-    /// Number of lines moved for each added entry while the table grows. With a value of one, one entry per line is
-    /// added during the growth, and must find space.
+    /// Number of lines (groups of entries) moved for each added entry while the hash table grows. With a value of one,
+    /// one entry per line is added during the growth, and must find space.
     const PACE: usize;
 }
 
-/// Lines of a hash table that grows and shrinks in small steps.
+/// Lines of a hash table that grows and shrinks in small steps; each is a group of entries that fills one cache line.
 pub(in crate::writer) struct Lines<L: Line> {
-    /// Two sides of the table: the lines for the hashes from `frontier` on, and the lines for lower hashes. A look-up
-    /// chooses a side without a branch instruction, which no processor could predict.
+    /// Two sides of the hash table, which are sets of lines (groups of entries): one for the hashes from `frontier` on,
+    /// and one for lower hashes. A look-up chooses a side without a branch instruction, which no processor could
+    /// predict.
     sides: [Side<L>; 2],
     frontier: u64,
-    /// Number of lines of the upper side (the set of lines for higher hashes) whose entries have moved to the lower
-    /// side.
+    /// Number of lines (groups of entries in one cache line) for higher hashes whose entries have moved to the set of
+    /// lines for lower hashes, as the hash table grows or shrinks.
     moved: usize,
-    /// Total size of all pieces of memory with the table's lines, in bytes.
+    /// Total size, in bytes, of all memory that the hash table has allocated for its lines (groups of entries in one
+    /// cache line).
     bytes: usize,
 }
 
 const UPPER: usize = 0;
 const LOWER: usize = 1;
 
-/// Side of a table: one of the two sets of lines that exist while entries move from old to new lines.
+/// Side of a hash table: one of the two sets of lines (groups of entries in one cache line) that exist while the
+/// entries move from old to new lines.
 pub(in crate::writer) struct Side<L: Line> {
-    /// Allocated pieces of memory: in the lower side up to the frontier, in the upper side from there on. Most tables
-    /// have one piece, whose address is stored in place.
+    /// Allocated pieces of memory with lines (groups of entries): in the set for lower hashes those up to the frontier,
+    /// the hash up to which entries have moved; in the set for higher hashes those from there on. Most tables have one
+    /// piece, whose address is stored in place.
     pieces: SmallVec<[Box<[L]>; 1]>,
     pub(in crate::writer) lines: usize,
-    /// Number of low bits of a hash below the part that the table stores with its entries; chosen by the table.
+    /// Number of a hash's low bits that the hash table does not store with its entries: a tag consists of the bits
+    /// above them. Chosen by the table.
     pub(in crate::writer) shift: u32,
 }
 
-/// Line whose entries are to be moved to the other side, the set of lines that the table grows or shrinks to.
+/// Line (group of entries in one cache line of a hash table) whose entries are to be moved to the set of lines that the
+/// table grows or shrinks to.
 pub(in crate::writer) struct LineMove<'t, L> {
-    /// Piece of memory with the line, which is at index `at`. Entries that found the line full are in the following
-    /// lines of the piece, continuing at its first line after the last one.
+    /// Piece of memory that contains the line (group of entries), which is at index `at`. Entries that found the line
+    /// full are in the following lines of the piece, continuing at its first line after the last one.
     pub(in crate::writer) piece: &'t mut [L],
     pub(in crate::writer) at: usize,
-    /// Lowest hash that belongs to the line. `last`: highest hash that belongs to it.
+    /// Lowest hash whose entries belong to the line (group of entries) to be moved. `last`: highest of these hashes.
     pub(in crate::writer) first: u64,
     pub(in crate::writer) last: u64,
-    /// Number of the line within its side (one of the table's two sets of lines), which has `lines` lines.
+    /// Number of the line (group of entries) within its set of lines. `lines`: number of lines in this set.
     pub(in crate::writer) line: usize,
     pub(in crate::writer) lines: usize,
     pub(in crate::writer) shift: u32,
@@ -85,18 +95,20 @@ impl<L: Line> Side<L> {
         Self::of_so_many(0, 0)
     }
 
-    /// Creates a side (one of the table's two sets of lines) for this number of lines, without allocating memory.
+    /// Creates a side of a hash table (one of its two sets of lines, groups of entries) for this number of lines,
+    /// without allocating memory.
     fn of_so_many(lines: usize, shift: u32) -> Self {
         Self { pieces: SmallVec::with_capacity(lines.div_ceil(PIECE)), lines, shift }
     }
 
-    /// Index of the piece of memory with a line, and index of the line within the piece.
+    /// Index of the piece of memory that contains a line (group of entries), and index of the line within the piece.
     #[inline]
     fn place(line: usize) -> (usize, usize) {
         (line / PIECE, line % PIECE)
     }
 
-    /// Piece of memory that contains the line of a hash, and index of this line within the piece.
+    /// Piece of memory that contains the line (group of entries) to which a hash belongs, and index of this line within
+    /// the piece.
     #[inline]
     pub(in crate::writer) fn of(&self, hash: u64) -> (&[L], usize) {
         let (piece, at) = Self::place(line_of(hash, self.lines));
@@ -109,14 +121,15 @@ impl<L: Line> Side<L> {
         (&mut self.pieces[piece], at)
     }
 
-    /// Two consecutive lines, from this one on; None if they are not in one piece of memory.
+    /// Two consecutive lines (groups of entries in one cache line), from the line with this number on; None if they are
+    /// not in one piece of memory.
     #[inline]
     pub(in crate::writer) fn pair_mut(&mut self, line: usize) -> Option<&mut [L; 2]> {
         let (piece, at) = Self::place(line);
         self.pieces[piece][at..].first_chunk_mut()
     }
 
-    /// Prefetches a line that will soon be needed, if its memory is allocated.
+    /// Prefetches the line (group of entries in one cache line) with this number, if its memory is allocated.
     #[inline]
     fn ask_for(&self, line: usize) {
         let (piece, at) = Self::place(line);
@@ -130,7 +143,8 @@ impl<L: Line> Side<L> {
         line_of(hash, self.lines)
     }
 
-    /// Allocates all pieces of memory up to the one with this line; returns their size in bytes.
+    /// Allocates all pieces of memory up to the one with this line (group of entries in one cache line); returns their
+    /// size in bytes.
     #[inline]
     fn make_until(&mut self, line: usize) -> usize {
         let mut bytes = 0;
@@ -143,7 +157,8 @@ impl<L: Line> Side<L> {
     }
 }
 
-/// Lowest hash that belongs to a line, if there are `lines` lines; None for the line after the last one.
+/// Lowest hash that belongs to the line (group of entries) with this number in a hash table of `lines` lines; None for
+/// the line after the last one.
 #[inline]
 pub(in crate::writer) fn first_of(line: usize, lines: usize) -> Option<u64> {
     // 2^64 / lines for each, rounded up, without a division of so large a number.
@@ -157,25 +172,27 @@ pub(in crate::writer) fn first_of(line: usize, lines: usize) -> Option<u64> {
     Some(stretch.checked_shl(u64::BITS - power).unwrap_or(0) + within)
 }
 
-/// Smallest number of lines that a table can have and that is at least `lines`.
+/// Smallest number of lines (groups of entries in one cache line) that a hash table can have and that is at least
+/// `lines`.
 fn at_least(lines: usize) -> usize {
     let power = lines.next_power_of_two();
     if lines <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
 
-/// Largest number of lines that a table can have and that is less than `lines`.
+/// Largest number of lines (groups of entries in one cache line) that a hash table can have and that is less than
+/// `lines`.
 fn fewer(lines: usize) -> usize {
     if lines.is_power_of_two() { (lines / 4 * 3).max(1) } else { lines / 3 * 2 }
 }
 
-/// Number of lines that a table with `entries` entries needs.
+/// Number of lines (groups of entries in one cache line) that a hash table with `entries` entries needs.
 fn lines_for<L: Line>(entries: usize) -> usize {
     at_least((2 * entries).div_ceil(L::FULL_PAIR).max(1))
 }
 
 impl<L: Line> Lines<L> {
-    /// Creates lines for `entries` entries. The function `shift` returns the field `shift` of a side (one of the
-    /// table's two sets of lines) for a number of lines.
+    /// Creates lines (groups of entries in one cache line) of a hash table for `entries` entries. The function `shift`
+    /// returns, for a number of lines, how many low bits of a hash the table does not store with its entries.
     pub(in crate::writer) fn with_room_for(entries: usize, shift: impl FnOnce(usize) -> u32) -> Self {
         let lines = lines_for::<L>(entries);
         let mut upper = Side::of_so_many(lines, shift(lines));
@@ -188,7 +205,7 @@ impl<L: Line> Lines<L> {
         self.bytes + lists.map(SmallVec::capacity).sum::<usize>() * size_of::<Box<[L]>>()
     }
 
-    /// True if the count of the bytes of all lines is correct, for tests.
+    /// True if the count of the bytes of all lines (groups of entries of the hash table) is correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         self.bytes == self.all().map(size_of_val::<[L]>).sum::<usize>()
@@ -198,12 +215,13 @@ impl<L: Line> Lines<L> {
         self.sides.iter().rev().flat_map(|side| &side.pieces).map(|piece| &**piece)
     }
 
-    /// All allocated lines, including those whose entries have moved, which are empty.
+    /// All allocated lines (groups of entries in one cache line of the hash table), including those whose entries have
+    /// moved, which are empty.
     pub(in crate::writer) fn iter(&self) -> impl Iterator<Item = &L> {
         self.all().flatten()
     }
 
-    /// Side of the table (one of its two sets of lines) to which a hash belongs.
+    /// Side of the hash table (one of its two sets of lines, groups of entries) to which a hash belongs.
     #[inline]
     pub(in crate::writer) fn side(&self, hash: u64) -> &Side<L> {
         &self.sides[usize::from(hash < self.frontier)]
@@ -214,8 +232,8 @@ impl<L: Line> Lines<L> {
         &mut self.sides[usize::from(hash < self.frontier)]
     }
 
-    /// Line to which a hash belongs: the lowest hash of the next line (None for the last line), the piece of memory,
-    /// and the line's index in it.
+    /// Line (group of entries in one cache line) to which a hash belongs: the lowest hash of the next line (None for
+    /// the last line), the piece of memory, and the line's index in it.
     pub(in crate::writer) fn line_at(&self, hash: u64) -> (Option<u64>, &[L], usize) {
         let side = self.side(hash);
         let line = side.line_of(hash);
@@ -232,7 +250,8 @@ impl<L: Line> Lines<L> {
         self.sides[LOWER].lines != 0
     }
 
-    /// Number of lines that the table has after the current move of entries between its two sets of lines.
+    /// Number of lines (groups of entries in one cache line) that the hash table has after the current move of entries
+    /// between its two sets of lines.
     #[inline]
     fn lines(&self) -> usize {
         if self.is_moving() { self.sides[LOWER].lines } else { self.sides[UPPER].lines }
@@ -243,22 +262,22 @@ impl<L: Line> Lines<L> {
         self.lines() * L::FULL_PAIR / 2
     }
 
-    /// True if a table with `len` entries needs no work before `more` entries are added.
+    /// True if a hash table with `len` entries needs no work, such as growing, before `more` entries are added.
     #[inline]
     pub(in crate::writer) fn is_ready(&self, len: usize, more: usize) -> bool {
         !self.is_moving() && len + more <= self.room() && !self.is_too_large_for(len + more)
     }
 
-    /// True if a table with `len` entries would still be at least two fifths empty with the next smaller number of
-    /// lines.
+    /// True if a hash table with `len` entries would still be at least two fifths empty with the next smaller number of
+    /// lines (groups of entries).
     #[inline]
     fn is_too_large_for(&self, len: usize) -> bool {
         len * 5 < self.room() * 2 && self.sides[UPPER].lines > 1
     }
 
-    /// Grows or shrinks the table by some steps, as needed for `more` entries in addition to the present `len`;
-    /// `changed`: number of entries added or removed since the last call. The function `shift` returns a side's `shift`
-    /// for a number of lines; `to` moves the entries of a line.
+    /// Grows or shrinks the hash table by some steps, as needed for `more` entries in addition to the present `len`;
+    /// `changed`: number of entries added or removed since the last call. The function `shift` returns, for a number of
+    /// lines (groups of entries), how many low bits of a hash are not stored; `to` moves the entries of a line.
     #[cold]
     #[inline(never)]
     pub(in crate::writer) fn make_ready(
@@ -331,7 +350,8 @@ impl<L: Line> Lines<L> {
         }
     }
 
-    /// Frees a piece of the table's memory; returns true if more are left. The table must not be searched afterwards.
+    /// Frees a part of the memory of the hash table; returns true if more is left. The table must not be searched
+    /// afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         for side in &mut self.sides {
             while let Some(piece) = side.pieces.pop() {

@@ -14,7 +14,8 @@ use crate::position::{NO_NAME, Position};
 use crate::runs::Runs;
 use crate::spread::Secret;
 
-/// Hash table of positions by block hash. The block hashes themselves are stored in the runs of blocks, by position.
+/// Hash table that contains, by block hash, the numbers of blocks' positions (run of blocks and offset). The block
+/// hashes themselves are stored in the runs of blocks.
 pub(crate) struct NameTable {
     slots: Slots,
     secret: Secret,
@@ -41,7 +42,8 @@ impl NameTable {
         self.slots.find(self.hash(name), |number| name_of(number) == Some(name))
     }
 
-    /// Adds a block hash that is not in the table. There must be space for it ([`Self::make_ready`]).
+    /// Adds a block hash, which must not be in the table, with the number of its block's position (run of blocks and
+    /// offset). There must be space for it ([`Self::make_ready`]).
     #[inline]
     pub(crate) fn insert(&mut self, name: u64, number: u32) {
         self.slots.insert(self.hash(name), number);
@@ -101,7 +103,7 @@ impl NameTable {
         self.slots.is_counted()
     }
 
-    /// Removes the block hashes of the positions in a run of blocks from `offset` on.
+    /// Removes the block hashes `names` from the table: those of the positions in a run of blocks from `offset` on.
     pub(crate) fn remove_all(&mut self, run: u32, offset: u32, names: &[u64], runs: &Runs) {
         let mut ahead = NamePrefetch::of(self, names);
         for (i, (&name, offset)) in names.iter().zip(offset..).enumerate() {
@@ -114,13 +116,16 @@ impl NameTable {
     }
 }
 
-/// Number of block hashes with equal tags (possible duplicates) that are collected before they are compared.
+/// Number of possible duplicates among block hashes (with equal tags, parts of their hashes) that are collected before
+/// the block hashes themselves are compared.
 const MOST_ALIKE: usize = 32;
 /// List of possible duplicates: a block hash to be added, the number of a position (run of blocks and offset) that may
 /// already have it, and its index among the block hashes to be added.
 type LookAlikes = SmallVec<[(u64, u32, usize); MOST_ALIKE]>;
 
-/// Index of the first block hash that another position (run of blocks and offset) already has; None if there is none.
+/// Index, in a list of block hashes to be added to the table, of the first one that is already the block hash of
+/// another position (run of blocks and offset); None if there is none. `alike`: possible duplicates to check, with
+/// their indexes; emptied.
 #[inline]
 fn first_taken(alike: &mut LookAlikes, runs: &Runs) -> Option<usize> {
     for (_, number, _) in &*alike {
@@ -133,10 +138,11 @@ fn first_taken(alike: &mut LookAlikes, runs: &Runs) -> Option<usize> {
     alike.drain(..).find(|(name, number, _)| runs.name(runs.position(*number)) == *name).map(|(_, _, at)| at)
 }
 
-/// Number of block hashes whose lines of the table are prefetched, about as many as a core can wait for at once.
+/// Number of block hashes for which memory of the hash table is prefetched before they are looked up, about as many as
+/// a core can wait for at once.
 const AHEAD: usize = 16;
 
-/// Hashes of the next block hashes in a list, whose lines in the table were prefetched.
+/// Hashes of the next block hashes in a list, for which memory of the hash table was prefetched.
 struct NamePrefetch([u64; AHEAD]);
 
 impl NamePrefetch {
@@ -150,8 +156,8 @@ impl NamePrefetch {
         Self(hashes)
     }
 
-    /// Returns the hash of `names[i]`, and prefetches the table line of a later block hash; must be called for each `i`
-    /// in order.
+    /// Returns the hash of `names[i]`, and prefetches the memory of the hash table for a later block hash; must be
+    /// called for each `i` in order.
     #[inline]
     fn next(&mut self, table: &NameTable, names: &[u64], i: usize) -> u64 {
         let slot = &mut self.0[i % AHEAD];

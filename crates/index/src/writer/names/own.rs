@@ -16,16 +16,19 @@ use crate::spread::{Secret, line_after, line_of};
 use crate::stats::step;
 
 const SLOTS: usize = 5;
-/// Number of block hashes whose lines of the table are prefetched, about as many as a core can wait for at once.
+/// Number of block hashes for which memory of the hash table is prefetched before they are looked up, about as many as
+/// a core can wait for at once.
 const AHEAD: usize = 16;
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line {
-    /// Block hashes in the line; [`NO_NAME`] in an empty slot.
+    /// Block hashes in the line (a group of five entries in one cache line of the hash table); [`NO_NAME`] in an empty
+    /// slot.
     names: [u64; SLOTS],
     numbers: [u32; SLOTS],
-    /// Number of the line's entries that are in later lines because this line was full.
+    /// Number of entries that belong to this line (a group of five entries) and are in later lines because this line
+    /// was full.
     overflow: u32,
 }
 
@@ -54,7 +57,7 @@ impl OwnTable {
         self.lines.bytes()
     }
 
-    /// True if the counts of bytes and block hashes are correct, for tests.
+    /// True if the table's counts of its bytes and block hashes are correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         self.lines.is_counted() && self.len == self.iter().count()
@@ -77,14 +80,15 @@ impl OwnTable {
         prefetch(&piece[at]);
     }
 
-    /// Prefetches the lines of the first block hashes of a list, before they are looked up one by one.
+    /// Prefetches the memory of the hash table for the first block hashes of a list, before they are looked up one by
+    /// one.
     #[inline]
     pub(in crate::writer) fn prefetch_first(&self, names: &[u64]) {
         names.iter().take(AHEAD).for_each(|&name| self.prefetch_one(name));
     }
 
-    /// Prefetches the line of a block hash that will be looked up soon. Call it for each `i` before `names[i]` is
-    /// looked up, after one call of `prefetch_first`.
+    /// Prefetches the memory of the hash table for a block hash that will be looked up soon. Call it for each `i`
+    /// before `names[i]` is looked up, after one call of `prefetch_first`.
     #[inline]
     pub(in crate::writer) fn prefetch(&self, names: &[u64], i: usize) {
         if let Some(&name) = names.get(i + AHEAD) {
@@ -92,7 +96,7 @@ impl OwnTable {
         }
     }
 
-    /// All block hashes, each with the number of its position (run of blocks and offset).
+    /// All block hashes in the table, each with the number of its position (run of blocks and offset).
     pub(in crate::writer) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.lines.iter().flat_map(|line| line.names.iter().copied().zip(line.numbers));
         entries.filter(|(name, _)| *name != NO_NAME)
@@ -156,7 +160,7 @@ impl OwnTable {
         true
     }
 
-    /// Removes a block hash; returns true if it was in the table.
+    /// Removes a block hash from the table; returns true if the table contained it.
     #[inline]
     pub(in crate::writer) fn remove(&mut self, name: u64) -> bool {
         let hash = self.hash(name);
@@ -179,8 +183,8 @@ impl OwnTable {
     }
 }
 
-/// Moves all entries that belong to a line to the other side of the table, the set of lines that the table grows or
-/// shrinks to.
+/// Moves all entries that belong to a line (a group of five entries) to `to`, the set of lines that the hash table
+/// grows or shrinks to. `secret`: key of the hash function.
 fn move_line(from: LineMove<'_, Line>, to: &mut Side<Line>, secret: Secret) {
     let LineMove { piece, at, line, lines, .. } = from;
     let (mut next, mut distance) = (at, 0);
@@ -201,8 +205,8 @@ fn move_line(from: LineMove<'_, Line>, to: &mut Side<Line>, secret: Secret) {
     }
 }
 
-/// Finds a block hash. Returns its line, its slot (place in the line), and the number of lines between its preferred
-/// line and this line.
+/// Finds a block hash in a piece of the hash table. Returns its line (a group of five entries), its slot (place in the
+/// line), and the number of lines between the line to which its hash belongs, `home`, and the line where it is.
 #[inline]
 fn locate(piece: &[Line], home: usize, name: u64) -> Option<(usize, usize, usize)> {
     let mut at = home;
@@ -234,8 +238,8 @@ fn insert(piece: &mut [Line], home: usize, name: u64, number: u32) {
     }
 }
 
-/// Empties a slot (place in a line), given its line, its index, and the number of lines between the entry's preferred
-/// line and this line.
+/// Empties a slot (place in a line, a group of five entries), given its line, its index, and the number of lines
+/// between the line to which the entry belongs, `home`, and this line.
 #[inline]
 fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, usize)) {
     piece[line].names[slot] = NO_NAME;
@@ -247,7 +251,8 @@ fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, 
 }
 
 impl Line {
-    /// Bit mask of the line's slots (places) with this block hash: bit i for slot i.
+    /// Bit mask of the slots of the line (a group of five entries of the hash table) with this block hash: bit i for
+    /// slot i.
     #[inline]
     fn marks(&self, name: u64) -> u32 {
         self.names.iter().enumerate().fold(0, |hits, (i, &it)| hits | u32::from(it == name) << i)
@@ -311,8 +316,8 @@ mod tests {
             assert!(longest <= 2 * 96, "{longest} lines moved at once, whatever the size of all");
         }
     }
-    /// Checks that a reader of a few lines at a time finds all entries that stay, while others are added and removed
-    /// and the table grows and shrinks.
+    /// Checks that a reader, which reads a few lines (groups of entries) at a time, finds all entries that stay, while
+    /// others are added and removed and the table grows and shrinks.
     #[test]
     fn what_stays_is_found_in_slices() {
         for (most, pace) in [(300, 3), (5_000, 20), (5_000, 400)] {

@@ -21,7 +21,7 @@ pub(crate) struct PrivateNames {
 
 /// Progress of building the table of block hashes by position (run of blocks and offset).
 struct TableBuilder {
-    /// Place in the holder's table of block hashes at which to continue.
+    /// Place in the holder's hash table of block hashes at which building the table by position continues.
     next: u64,
     places: Box<PlaceNames>,
 }
@@ -31,9 +31,9 @@ struct TableBuilder {
 /// before it was added.
 pub(crate) struct NameTableBuilder {
     pub(in crate::writer) names: PrivateNames,
-    /// Runs of blocks whose block hashes are still to be added.
+    /// Runs of blocks whose block hashes are still to be added to the private table.
     pub(in crate::writer) runs: Vec<u32>,
-    /// Number of blocks of the last run in `runs` whose block hashes were added.
+    /// Number of blocks of the last run in `runs` whose block hashes were already added to the private table.
     pub(in crate::writer) offset: u32,
 }
 
@@ -59,13 +59,14 @@ impl NameTableBuilder {
         }
     }
 
-    /// True if the count of the block hashes is correct, and `is_right` holds for each; for tests.
+    /// True if the table's count of its block hashes is correct, and `is_right` holds for each block hash and position;
+    /// for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self, mut is_right: impl FnMut(u64, u32) -> bool) -> bool {
         self.names.table.is_counted() && self.names.table.iter().all(|(name, number)| is_right(name, number))
     }
 
-    /// Removes block hashes from the table, as far as they are in it.
+    /// Removes those of the block hashes `names` that are in the table being built.
     pub(in crate::writer) fn forget(&mut self, names: &[u64]) {
         let table = &mut self.names.table;
         for &name in names.iter().filter(|name| **name != NO_NAME) {
@@ -125,14 +126,15 @@ impl PrivateNames {
         self.table.find(name).map(|number| runs.position(number))
     }
 
-    /// Prefetches the lines of the first block hashes of a list, before they are looked up one by one.
+    /// Prefetches the memory of the hash table for the first block hashes of a list, before they are looked up one by
+    /// one.
     #[inline]
     pub(crate) fn prefetch_first(&self, names: &[u64]) {
         self.table.prefetch_first(names);
     }
 
-    /// Prefetches the line of a block hash that will be looked up soon. Call it for each `i` before `names[i]` is
-    /// looked up.
+    /// Prefetches the memory of the hash table for a block hash that will be looked up soon. Call it for each `i`
+    /// before `names[i]` is looked up.
     #[inline]
     pub(crate) fn prefetch(&self, names: &[u64], i: usize) {
         self.table.prefetch(names, i);
@@ -149,7 +151,8 @@ impl PrivateNames {
         })
     }
 
-    /// True if block hashes can be looked up by position (run of blocks and offset).
+    /// True if the table by position is built, so that block hashes can be looked up by position (run of blocks and
+    /// offset).
     pub(in crate::writer) fn has_places(&self) -> bool {
         self.by_place.get().is_some()
     }
@@ -192,7 +195,7 @@ impl PrivateNames {
         self.by_place(runs).name(at)
     }
 
-    /// Block hashes of one run of blocks, by offset.
+    /// Block hashes that the holder uses for the blocks of one run (a list of consecutive blocks), by offset.
     pub(crate) fn of_run(&self, run: u32, runs: &Runs) -> &[u64] {
         self.by_place(runs).names.get(&run).map_or(&[], Vec::as_slice)
     }
@@ -205,7 +208,7 @@ impl PrivateNames {
         names.iter().zip(start..).take_while(is_named).count()
     }
 
-    /// Sets the block hash of a position (run of blocks and offset).
+    /// Sets the holder's block hash of a position (run of blocks and offset) to `name`.
     pub(crate) fn push(&mut self, at: Position, name: u64, runs: &Runs) {
         self.table.make_ready(1, 0);
         self.table.insert_new(name, runs.number(at));
@@ -214,8 +217,8 @@ impl PrivateNames {
         }
     }
 
-    /// Sets the block hashes of the positions in a run of blocks from `start` on, up to the first one that another
-    /// position has; [`NO_NAME`] is skipped. Returns the number of positions done.
+    /// Sets the block hashes of the positions in a run of blocks from `start` on, up to the first of `names` that is
+    /// already the block hash of another position; [`NO_NAME`] is skipped. Returns the number of positions done.
     pub(crate) fn push_new(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
         self.table.make_ready(names.len(), 0);
         let mut taken = 0;

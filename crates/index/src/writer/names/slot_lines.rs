@@ -1,17 +1,20 @@
-//! Lines of a hash table of 32-bit words. An entry that finds its line full is put into a later line.
+//! Lines of a hash table of 32-bit words: groups of ten words, each in one cache line. An entry that finds its line
+//! full is put into a later line.
 
 use crate::raw::{equal_lanes, lesser_lanes};
 use crate::spread::line_after;
 
 pub(in crate::writer) const SLOTS: usize = 10;
-/// Bit mask with the bits of all slots (places for words in a line), as used by the methods of [`Line`].
+/// Bit mask with the bits of all slots (places for words in a line, a group of ten words), as used by the methods of
+/// [`Line`].
 pub(in crate::writer) const ALL: u32 = 0x5_5555;
-/// Distance, in lines, between an entry's line and its preferred line from which on the entry's tag no longer tells
-/// which line is preferred.
+/// Distance, in lines (groups of ten entries), between the line to which an entry's hash belongs and the later line
+/// where the entry is, from which on the stored part of the hash no longer tells to which line the entry belongs.
 pub(in crate::writer) const FAR: usize = 4;
-/// Positions of the parts of [`Line::notes`]. `LATE`: for each slot, a bit that is set if the entry's preferred line is
-/// an earlier one. `FAR_AWAY`: for each slot, a bit that is set if that line is [`FAR`] or more lines away, or at the
-/// end of the piece of memory. `OVERFLOW`: number of entries that are in later lines because this line was full.
+/// Indexes of the first bits of the three parts of [`Line::notes`]. `LATE`: for each slot (place in the line), a bit
+/// that is set if the entry belongs to an earlier line. `FAR_AWAY`: for each slot, a bit that is set if that line is
+/// [`FAR`] or more lines away, or at the end of the piece of memory. `OVERFLOW`: number of entries that belong to this
+/// line and are in later lines because it was full.
 pub(in crate::writer) const LATE: u32 = 0;
 pub(in crate::writer) const FAR_AWAY: u32 = SLOTS as u32;
 pub(in crate::writer) const OVERFLOW: u32 = 2 * SLOTS as u32;
@@ -21,7 +24,8 @@ pub(in crate::writer) const MOST_OVERFLOW: u32 = u32::MAX >> OVERFLOW;
 #[repr(C, align(64))]
 pub(in crate::writer) struct Line {
     pub(in crate::writer) words: [u32; SLOTS],
-    /// Tags of the slots (places for words in the line), each a part of an entry's hash; 0 for an empty slot.
+    /// Tags of the slots (places for words in the line, a group of ten words), each a part of an entry's hash; 0 for an
+    /// empty slot.
     pub(in crate::writer) tags: [u16; SLOTS],
     pub(in crate::writer) notes: u32,
 }
@@ -34,8 +38,9 @@ impl super::lines::Line for Line {
     const PACE: usize = 1;
 }
 
-/// Finds the word that `is_it` accepts. Returns its line, its slot (place in the line), and the number of lines between
-/// its preferred line and this line.
+/// Finds the word under the tag `tag` (part of a hash) that `is_it` accepts. Returns its line (a group of ten words),
+/// its slot (place in the line), and the number of lines between the line to which its hash belongs, `home`, and the
+/// line where it is.
 #[inline]
 pub(in crate::writer) fn locate(
     piece: &[Line],
@@ -91,8 +96,8 @@ pub(in crate::writer) fn insert_late(piece: &mut [Line], home: usize, tag: u16, 
     }
 }
 
-/// Empties a slot (place in a line), given its line, its index, and the number of lines between the entry's preferred
-/// line and this line.
+/// Empties a slot (place in a line, a group of ten words), given its line, its index, and the number of lines between
+/// the line to which the entry belongs, `home`, and this line.
 #[inline]
 pub(in crate::writer) fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, usize)) {
     piece[line].tags[slot] = 0;
@@ -112,7 +117,8 @@ impl Line {
         (self.tags[slot], self.words[slot]) = (tag, word);
     }
 
-    /// Number of the line's entries that are in later lines because this line was full.
+    /// Number of entries that belong to this line (a group of ten entries) and are in later lines because this line was
+    /// full.
     #[inline]
     pub(in crate::writer) fn overflow(&self) -> u32 {
         self.notes >> OVERFLOW
@@ -124,22 +130,23 @@ impl Line {
         }
     }
 
-    /// Decrements the line's overflow count (the number of its entries in later lines). If the count has ever reached
-    /// its maximum, it stays there, and the line is treated as full until its entries move.
+    /// Decrements the number of entries that belong to this line (a group of ten entries) but are in later lines. If
+    /// the number has ever reached its maximum, it stays there, and the line is treated as full until its entries move.
     pub(in crate::writer) fn one_less_past(&mut self) {
         if self.overflow() < MOST_OVERFLOW {
             self.notes -= 1 << OVERFLOW;
         }
     }
 
-    /// Bit mask of the line's slots (places) with this tag: bit 2 i for slot i.
+    /// Bit mask of the slots of the line (a group of ten entries) with this tag (part of a hash): bit 2 i for slot i.
     #[inline]
     pub(in crate::writer) fn marks(&self, tag: u16) -> u32 {
         let [a, b, c, d, e, f, g, h, y, z] = self.tags;
         equal_lanes([a, b, c, d, e, f, g, h], tag) | u32::from(y == tag) << 16 | u32::from(z == tag) << 18
     }
 
-    /// Bit mask of the line's slots (places) with a smaller tag: bit 2 i for slot i. Bits of empty slots are undefined.
+    /// Bit mask of the slots of the line (a group of ten entries) with a smaller tag (part of a hash): bit 2 i for slot
+    /// i. Bits of empty slots are undefined.
     #[inline]
     pub(in crate::writer) fn lesser(&self, tag: u16) -> u32 {
         // All tags have their highest bit: as signed numbers they are in the same order.
@@ -149,7 +156,7 @@ impl Line {
     }
 }
 
-/// Slot (place in a line) of the lowest bit set in `marks`.
+/// Slot (place in a line, a group of ten entries) of the lowest bit set in `marks`, a bit mask with bit 2 i for slot i.
 #[inline]
 pub(in crate::writer) fn slot(marks: u32) -> usize {
     marks.trailing_zeros() as usize / 2

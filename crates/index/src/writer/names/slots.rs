@@ -17,30 +17,34 @@ use super::slot_lines::{ALL, FAR, FAR_AWAY, LATE, Line, OVERFLOW, SLOTS, insert,
 use crate::raw::prefetch;
 use crate::spread::{line_after, line_of};
 
-/// Number of bits of an entry's hash in its tag, by which a line is searched.
+/// Number of bits of an entry's hash that are stored in its tag, by which a line (a group of ten entries in one cache
+/// line) is searched.
 const BITS: u32 = 15;
 /// Bit that is set in the tag (part of the hash) of every entry; the tag of an empty slot is 0.
 const TAKEN: u16 = 1 << BITS;
 
-/// Hash table of 32-bit words without keys, ten words per cache line.
+/// Hash table of 32-bit words without keys; ten words are in one cache line.
 pub(in crate::writer) struct Slots {
     lines: Lines<Line>,
     len: usize,
 }
 
-/// Number of bits by which a hash is shifted right so that its tag is in the lowest bits, in a table of `lines` lines.
+/// Number of bits by which a hash is shifted right so that its tag (the part stored with an entry) is in the lowest
+/// bits, in a table of `lines` lines (groups of ten entries).
 fn shift_for(lines: usize) -> u32 {
     let first_bit = lines.ilog2().checked_sub(7).map_or(0, |more| 5 + more / 6 * 6);
     u64::BITS - BITS - first_bit
 }
 
-/// Tag of a hash, by which a line is searched: 15 bits of the hash, with [`TAKEN`] set.
+/// Tag of a hash, by which a line (a group of ten entries) is searched: 15 bits of the hash after a shift to the right
+/// by `shift`, with [`TAKEN`] set.
 #[inline]
 fn tag(hash: u64, shift: u32) -> u16 {
     (hash >> shift) as u16 | TAKEN
 }
 
-/// Lowest and highest hash with this tag (part of the hash) that belong to the line whose lowest hash is `first`.
+/// Lowest and highest hash with this tag (part of the hash) that belong to the line (a group of ten entries) whose
+/// lowest hash is `first`.
 #[inline]
 fn hashes_of(first: u64, tag: u16, shift: u32) -> (u64, u64) {
     let unknown = (1 << shift) - 1;
@@ -60,7 +64,7 @@ impl Slots {
         self.lines.bytes()
     }
 
-    /// True if the counts of bytes and entries are correct, for tests.
+    /// True if the hash table's counts of its bytes and entries are correct, for tests.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self) -> bool {
         let taken = self.lines.iter().map(|line| line.tags.iter().filter(|tag| **tag != 0).count());
@@ -83,7 +87,7 @@ impl Slots {
         Some(piece[line].words[slot])
     }
 
-    /// Adds a word under a hash. The table must have space for the word ([`Self::make_ready`]).
+    /// Adds a word under a hash to the table. There must be space for the word ([`Self::make_ready`]).
     #[inline]
     pub(in crate::writer) fn insert(&mut self, hash: u64, word: u32) {
         let side = self.lines.side_mut(hash);
@@ -147,8 +151,8 @@ impl Slots {
     }
 }
 
-/// Moves all entries that belong to a line to the other side of the table, the set of lines that the table grows or
-/// shrinks to.
+/// Moves all entries that belong to a line (a group of ten entries) to `to`, the set of lines that the hash table grows
+/// or shrinks to.
 #[inline]
 fn move_line(mut from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
     if !move_within(&mut from, to) {
@@ -159,9 +163,9 @@ fn move_line(mut from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn
     }
 }
 
-/// Moves the entries in a line at once, if they go to at most two lines of the other side (the other set of lines) that
-/// have space, and their tags tell to which one. Returns true if the entries were moved, as in nearly all cases; moving
-/// entries one by one takes several times as long.
+/// Moves the entries in a line (a group of ten entries) at once, if they go to at most two lines of `to`, the table's
+/// other set of lines, that have space, and their tags (parts of the hashes) tell to which one. Returns true if the
+/// entries were moved, as in nearly all cases; moving entries one by one takes several times as long.
 #[inline]
 fn move_within(from: &mut LineMove<'_, Line>, to: &mut Side<Line>) -> bool {
     let old = &mut from.piece[from.at];
@@ -199,7 +203,8 @@ fn move_within(from: &mut LineMove<'_, Line>, to: &mut Side<Line>) -> bool {
     true
 }
 
-/// Moves the entries of a line to the other set of lines one by one, which works for all lines.
+/// Moves the entries that belong to a line (a group of ten entries) to the other set of lines one by one, which works
+/// for all lines.
 #[cold]
 #[inline(never)]
 fn move_one_by_one(from: &mut LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
@@ -223,13 +228,14 @@ fn move_one_by_one(from: &mut LineMove<'_, Line>, to: &mut Side<Line>, hash_of: 
 }
 
 /// True if an entry can be moved by its tag (part of its hash) alone, because all hashes with this tag belong to one
-/// line of the other side, and determine the tag there. Otherwise the key is needed: at the limits of lines, or if the
-/// other side's tags start at a later bit.
+/// line (a group of ten entries) of `to`, the table's other set of lines, and determine the tag there. Otherwise the
+/// key is needed: at the limits of lines, or if the tags in `to` start at a later bit.
 fn is_known(to: &Side<Line>, shift: u32, (least, largest): (u64, u64)) -> bool {
     to.shift >= shift && to.line_of(least) == to.line_of(largest)
 }
 
-/// Moves the entries that belong to a line but are in later lines, as the line was full.
+/// Moves the entries that belong to a line (a group of ten entries) but are in later lines, as the line was full, to
+/// the other set of lines.
 #[cold]
 #[inline(never)]
 fn move_overflow(from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {

@@ -15,8 +15,8 @@ use crate::writer::state::Writer;
 pub struct Roots {
     /// Block hash of the missing block at the beginning of a chain, by the block hash of a block in that chain.
     by_name: HashMap<u64, u64>,
-    /// Count of block hashes that were assigned to other blocks, as of the start of this cache. If the count has
-    /// changed, chains may have changed, too.
+    /// Count of block hashes that were assigned to other blocks, as of the creation of this cache. If the count has
+    /// changed, chains may have changed, too, and the entries are not used.
     replaced: u64,
 }
 
@@ -33,7 +33,7 @@ impl Roots {
 /// Result of adding blocks that an engine holds for certain but has not announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adoption {
-    /// Number of blocks that were added to the rank.
+    /// Success, with the number of blocks that were added to the rank.
     Blocks(usize),
     /// Refusal without any change, because the rank holds a block under the same block hash with another content or
     /// parent.

@@ -92,8 +92,8 @@ impl Writer {
     }
 
     /// Removes a regular block (stored in a run) and moves the blocks that continue it to a new branch (blocks after a
-    /// missing block). Returns false, without a change, if these are few, or if a special case cannot be represented by
-    /// a branch.
+    /// missing block). Returns false, without a change, if few blocks continue the removed one, or if a special case
+    /// cannot be represented by a branch.
     pub(in crate::writer) fn branch_off(&mut self, holder: u32, at: Position, name: u64) -> bool {
         let it = &self.holders[holder as usize];
         // A small number of blocks is recognized without a search below the hole.

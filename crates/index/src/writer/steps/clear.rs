@@ -66,7 +66,7 @@ impl Writer {
         ranks
     }
 
-    /// True if the blocks that a rank loses when a tier is cleared depend on its other tiers.
+    /// True if the blocks that a rank loses when the tier `tier` is cleared also depend on its other tiers.
     fn is_mixed(&mut self, rank: u32, tier: Tier) -> bool {
         let books = self.rank_mut(rank);
         match (tier as usize).checked_sub(1) {
@@ -147,7 +147,7 @@ impl Writer {
 const BLOCK_STEPS: isize = 4;
 
 impl Writer {
-    /// Starts to clear a tier of a rank in steps.
+    /// Starts to clear a tier of a rank, that is, to remove all its blocks, in steps.
     pub(in crate::writer) fn begin_clearing(&mut self, rank: u32, tier: Tier) {
         let books = self.rank_mut(rank);
         let holder = if tier == Tier::Gpu { books.device } else { books.widest() };
@@ -164,8 +164,8 @@ impl Writer {
         }
     }
 
-    /// Continues to clear a tier of a rank, if one is being cleared, by about `steps` steps. Returns true if more is
-    /// left to do.
+    /// Continues to clear a tier of a rank, if one is being cleared, by about `steps` steps (a step: about the copy of
+    /// one block). Returns true if blocks are left to clear.
     #[cold]
     pub(crate) fn go_on_clearing(&mut self, rank: u32, steps: usize) -> bool {
         let Some(mut it) = self.workers.get_mut(rank).and_then(|books| books.clearing.take()) else { return false };
@@ -242,7 +242,7 @@ const SMALL: u64 = 1 << 7;
 const SHARE: usize = 1 << 8;
 /// Largest number of blocks of one run (a list of consecutive blocks) that are cleared in one step.
 const MOST_OF_A_RUN: u32 = 1 << 9;
-/// Work of clearing a run of blocks in addition to its blocks, as a number of blocks.
+/// Work of clearing a run of blocks in addition to the work for its blocks, as an equal number of blocks.
 const RUN: usize = 16;
 
 impl Writer {
@@ -324,8 +324,8 @@ impl Writer {
         }
     }
 
-    /// Removes a holder (a rank's cache) from its runs of blocks, in at most `left` steps. Returns true if the holder
-    /// is in no run any longer.
+    /// Removes a holder (a rank's cache) from the runs of blocks in which it has blocks, in at most `left` steps.
+    /// Returns true if the holder is in no run any longer.
     fn see_runs_off(&mut self, it: &mut DepartingHolder, left: &mut isize) -> bool {
         while let Some(run) = it.runs.next(&self.runs, left) {
             step();

@@ -103,12 +103,13 @@ impl Writer {
         runs
     }
 
-    /// Adds the block that continues `place` with the content hash `content` to a holder (a rank's cache), creates the
-    /// block if no holder has it, and returns its position (run of blocks and offset).
+    /// Adds the block with the content hash `content` that comes next after `place` (a run and a number of its blocks)
+    /// to a holder (a rank's cache), creates the block if no holder has it, and returns its position (run of blocks and
+    /// offset).
     ///
-    /// `name`: the holder's block hash for the block; None if the holder has only irregular blocks there. Unless the
-    /// holder has a private table of block hashes, this block hash must be or become the shared one. The holder has all
-    /// blocks before `place`, and none after it.
+    /// `name`: the holder's block hash for the block; None if the holder has only irregular blocks (kept outside runs)
+    /// there. Unless the holder has a private table of block hashes, this block hash must be or become the shared one.
+    /// The holder has all blocks before `place`, and none after it.
     pub(in crate::writer) fn cover(&mut self, holder: u32, place: Place, content: u64, name: Option<u64>) -> Position {
         let at = self.runs.next(place, content).unwrap_or_else(|| {
             if self.runs.can_append(place, &[content]) {
@@ -150,7 +151,8 @@ impl Writer {
     }
 
     /// Makes `name` the shared block hash of a position (run of blocks and offset) if possible, after removing block
-    /// hashes that only holders (ranks' caches) under removal need. Returns true if it is or can become the shared one.
+    /// hashes that only holders (ranks' caches) under removal need. Returns true if `name` is or can become the shared
+    /// block hash.
     pub(in crate::writer) fn make_shared(&mut self, name: u64, existing: Option<Position>) -> bool {
         self.may_share(name, existing) || {
             self.take_from_leaving(name, existing);

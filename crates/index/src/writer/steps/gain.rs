@@ -8,8 +8,8 @@ use crate::writer::holders::irregular::IrregularBlock;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Stores consecutive blocks for a holder (a rank's cache). Appends the block hashes of blocks that it had already
-    /// to `same`. Returns the number of block hashes that belonged to other blocks before.
+    /// Stores consecutive blocks for a holder (a rank's cache). Appends the block hashes of blocks that the holder had
+    /// already to `same`. Returns the number of block hashes that belonged to other blocks before.
     pub(in crate::writer) fn gain(
         &mut self,
         holder: u32,
@@ -66,9 +66,9 @@ impl Writer {
         (is_named && self.covered(holder, at).is_some()).then(|| at.after())
     }
 
-    /// Stores a chain from a place that the holder (a rank's cache) has reached, up to the first block that needs
-    /// special treatment, because its block hash belongs to another position (run of blocks and offset) or its position
-    /// has another block hash. Returns the number of blocks stored.
+    /// Stores a chain for a holder (a rank's cache), from a place after a block that the holder has, up to the first
+    /// block that needs special treatment, because its block hash belongs to another position (run of blocks and
+    /// offset) or its position has another block hash. Returns the number of blocks stored.
     fn gain_chain(
         &mut self,
         holder: u32,
@@ -98,8 +98,9 @@ impl Writer {
         done
     }
 
-    /// Stores the blocks of a chain that the run at this place (a list of consecutive blocks) already has. Returns the
-    /// number of blocks with equal contents there, and the number of these that were stored.
+    /// Stores those blocks of a chain for a holder that the run at this place (a list of consecutive blocks) already
+    /// contains for other holders. Returns the number of blocks with equal contents there, and the number of these that
+    /// were stored.
     #[inline]
     fn gain_along(
         &mut self,
@@ -191,7 +192,8 @@ impl Writer {
         self.keep_blocks(holder, run, start, start + gained as u32)
     }
 
-    /// Adds blocks after a place; returns the run of blocks, the offset of the first block and the end offset.
+    /// Adds blocks to the index after a place (a run of blocks and a number of its blocks); returns the run with the
+    /// new blocks, the offset of the first of them and the end offset.
     fn add_blocks(&mut self, place: Place, contents: &[u64], names: Option<&[u64]>) -> (u32, u32, u32) {
         let more = std::mem::take(&mut self.coming);
         if self.runs.can_append(place, contents) {

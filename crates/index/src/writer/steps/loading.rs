@@ -13,7 +13,8 @@ use crate::writer::holders::workers::inner;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// Adds a rank to the book of loadable blocks, with the blocks that it has now.
+    /// Adds a rank to the book of loadable blocks (data about the blocks that engines can load), with the blocks that
+    /// it has now.
     #[cold]
     pub(in crate::writer) fn track(&mut self, rank: u32) {
         let Some(member) = self.roster.get(self.device_of(rank)) else { return };
@@ -28,7 +29,8 @@ impl Writer {
         self.tell_loading(rank, &names, true);
     }
 
-    /// Adds a pool to the book of loadable blocks, and the ranks that may load from it.
+    /// Adds a pool (a store that several engines load from) to the data about loadable blocks, and the ranks that may
+    /// load from it.
     pub(crate) fn add_pool(&mut self, pool: SharedPool) {
         self.loading.write().add_pool(pool);
         let untracked = self.workers.ranks().filter(|(_, _, books)| !books.is_tracked);

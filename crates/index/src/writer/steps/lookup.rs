@@ -148,8 +148,8 @@ impl Writer {
     }
 }
 
-/// Cost of reading a run of blocks, in steps of about the copy of one block. Reading a run, or looking up a block hash,
-/// waits for memory a few times.
+/// Cost of reading a run of blocks, in steps; a step is about the work to copy one block. Reading a run, or looking up
+/// a block hash (`NAME_STEPS`), waits for memory a few times.
 pub(in crate::writer) const RUN_STEPS: usize = 8;
 pub(in crate::writer) const NAME_STEPS: usize = 8;
 
@@ -164,8 +164,8 @@ pub(in crate::writer) struct HeldChain {
 }
 
 impl Writer {
-    /// Frees the tables of block hashes by position (run of blocks and offset) of these holders (ranks' caches), which
-    /// are needed only for a copy.
+    /// Frees the tables of block hashes by position (run of blocks and offset) of these holders (ranks' caches). The
+    /// tables are needed only while a rank's blocks are copied for a dump or snapshot.
     pub(in crate::writer) fn forget_places(&mut self, holders: [u32; 2]) {
         for holder in holders {
             if let Some(private) = self.holders.get_mut(holder as usize).and_then(|it| it.private.as_mut())

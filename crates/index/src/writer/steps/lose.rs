@@ -94,9 +94,9 @@ impl Writer {
         self.cut(holder, &mut stretches, gone);
     }
 
-    /// Position directly before or after the range, if it has this block hash and the holder (a rank's cache) has no
-    /// private table of block hashes; None otherwise. Most removals are one chain in order, in either direction, so
-    /// this saves look-ups in the table of block hashes.
+    /// Position of the block directly before or after the range `stretch`, if that block has the block hash `name` and
+    /// the holder (a rank's cache) has no private table of block hashes; None otherwise. Most removals are one chain in
+    /// order, in either direction, so this saves look-ups in the table of block hashes.
     #[inline]
     fn neighbour(&self, stretch: &Stretch, name: u64) -> Option<Position> {
         let run = stretch.run;
@@ -109,9 +109,9 @@ impl Writer {
     }
 
     /// Guess of the position (run of blocks and offset) of the next block to remove, with the number of the run's first
-    /// blocks that the holder (a rank's cache) has; None if the block there has another block hash. The guess is the
-    /// block before the last range in the parent run, or, without a range, the block where the last removal stopped, as
-    /// evictions go up a chain and continue where they stopped.
+    /// blocks that the holder (a rank's cache) has; None if the block there does not have the block hash `name`. The
+    /// guess is the block before the range `last` in the parent run, or, without a range, the block where the last
+    /// removal stopped, as evictions go up a chain and continue where they stopped.
     #[inline]
     fn guessed(&self, holder: u32, last: Option<&Stretch>, name: u64) -> Option<(Position, u32)> {
         let it = &self.holders[holder as usize];

@@ -68,7 +68,8 @@ impl Writer {
         (from..to).map(name).collect()
     }
 
-    /// Does an event's share of building private tables of block hashes.
+    /// Continues to build the pending private tables of block hashes, by the amount of work that is due at the end of
+    /// an event.
     pub(in crate::writer) fn gather_names(&mut self) {
         if !self.gathering.is_empty() {
             self.gather_some_names((self.most_own_at_once as usize).clamp(1, SHARE));

@@ -22,9 +22,9 @@ use crate::writer::state::Writer;
 /// interrupted.
 const ROUNDS: usize = 16;
 
-/// Result of copying a slice of a rank's blocks.
+/// Result of copying one slice (a limited number) of a rank's blocks.
 pub(crate) enum Slice {
-    /// Completion of the copy of the rank's blocks.
+    /// Success: all blocks of the rank have been copied.
     Done,
     /// Progress: more slices of the rank's blocks must be copied.
     More,
@@ -32,7 +32,7 @@ pub(crate) enum Slice {
     Again,
 }
 
-/// State of a copy of a rank's blocks that is being made in slices.
+/// State of a copy of a rank's blocks that is being made in slices, of a limited number of blocks each.
 pub(crate) struct LargeCopy {
     worker: Box<str>,
     rank: u32,
@@ -43,7 +43,7 @@ pub(crate) struct LargeCopy {
     /// widest view (set of tiers).
     runs: Vec<u32>,
     wider_runs: Vec<u32>,
-    /// Block hashes of the rank that are still to be looked up.
+    /// Block hashes of the rank that must still be looked up for the copy.
     names: Vec<u64>,
     /// Block hashes of the rank that changed during the copy, and must be looked up (again) at the end.
     touched: HashSet<u64>,

@@ -15,9 +15,9 @@ pub(crate) struct Chain<'a> {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) block_hashes: &'a [BlockHash],
     pub(crate) content_hashes: &'a [u64],
-    /// Rank for which the first part of the store was applied; None in the first part itself.
+    /// Rank for which the first part of the store was applied; None if this chain is the first part itself.
     begun: Option<StoreStart>,
-    /// Number of blocks in the parts of the store that follow this one.
+    /// Number of blocks in those parts of the store that follow this chain.
     promised: usize,
 }
 
@@ -199,7 +199,8 @@ impl Writer {
 /// Sort key by the distance from the end of the chain: a block's key is smaller than the keys of the blocks before it.
 pub(crate) type LeafOrder = (Reverse<u32>, u32, Reverse<u32>);
 
-/// Order of the block hashes in a list: along their chains, in either direction, or neither.
+/// Order of the block hashes in a list compared with the order of their blocks in chains: the same, reversed, or
+/// neither.
 pub(crate) enum Way {
     LeavesFirst,
     RootFirst,

@@ -22,14 +22,14 @@ use crate::writer::holders::OrderedRuns;
 use crate::writer::holders::workers::{Claims, NewView};
 use crate::writer::state::Writer;
 
-/// True if a block with these copies is part of the view (set of tiers) with index `view`.
+/// True if a block with these numbers of copies on the tiers is part of the view (set of tiers) with index `view`.
 fn reach(claims: Claims, view: usize) -> bool {
     claims[..=view].iter().any(|&copies| copies > 0)
 }
 
 impl Writer {
-    /// Creates the holder (cache data) of a rank's view (set of tiers) that includes all tiers up to `tier`, if there
-    /// is none.
+    /// Creates the holder (record of a rank's cached blocks) for the rank's view (set of tiers) that includes all tiers
+    /// up to `tier`, if there is none.
     pub(in crate::writer) fn add_view(&mut self, rank: u32, tier: Tier) {
         let number = tier as usize - 1;
         let books = self.rank_mut(rank);
@@ -45,8 +45,9 @@ impl Writer {
         self.publish_roster();
     }
 
-    /// Makes `holder` the holder of a rank's view (set of tiers), after it got the blocks of the next narrower view.
-    /// The caller must publish the roster (the table of holders for readers): only then can readers use the view.
+    /// Makes `holder` the holder of the rank's view (set of tiers) with index `number`, after the holder got the blocks
+    /// of the next narrower view. The caller must publish the roster (the table of holders for readers): only then can
+    /// readers use the view.
     pub(in crate::writer) fn now_view(&mut self, rank: u32, number: usize, holder: u32) {
         let books = self.rank_mut(rank);
         let (device, before) = (books.device, books.wider);
@@ -195,13 +196,13 @@ impl Writer {
     }
 }
 
-/// Largest number of rounds in which the block hashes that changed during the last round are looked up again, as in
-/// `slices.rs`.
+/// Largest number of rounds in which the block hashes that changed during the last round are looked up again, before a
+/// view (set of tiers) is completed without interruption, as in `slices.rs`.
 const ROUNDS: usize = 16;
 
 impl Writer {
-    /// Prepares a rank for an event of a tier other than the device, in about `steps` steps, so that the event itself
-    /// is short. `stores`: true if the event stores blocks. Returns true if more is left to do.
+    /// Prepares a rank for an event of a tier other than the device, in about `steps` steps, so that applying the event
+    /// itself is short. `stores`: true if the event stores blocks. Returns true if more preparation is left to do.
     pub(crate) fn prepare(&mut self, rank: Option<u32>, tier: Tier, stores: bool, steps: usize) -> bool {
         let Some((rank, books)) = rank.and_then(|rank| Some((rank, self.workers.get(rank)?))) else { return false };
         let (device, has_views) = (books.device, books.wider != [None; 3]);

@@ -50,7 +50,7 @@ impl Writer {
     }
 }
 
-/// Fingerprint of the blocks in a dump of one rank, computed from its events.
+/// Fingerprint of the blocks in a dump of one rank (a list of store events), computed from these events.
 fn fingerprint(dump: &[Event]) -> u64 {
     let held: HashSet<(Tier, u64)> = dump
         .iter()

@@ -18,13 +18,13 @@ use crate::plan::{Columns, Facts, Kind, Plan};
 use crate::subject::Subject;
 
 /// Deadlines of a plan's operations, in ns since the beginning of the warm-up. The plan's times are stretched so that
-/// its measured part fills the window of the load test.
+/// its measured part takes exactly the time of the measured window.
 pub(crate) struct Schedule {
     /// Deadline of each operation, in ns.
     pub(crate) due: Vec<u64>,
     /// True for each operation that is a lookup.
     pub(crate) lookups: Vec<bool>,
-    /// Index of the first measured operation; earlier operations are the warm-up.
+    /// Index of the plan's first measured operation; earlier operations are the warm-up.
     pub(crate) first: usize,
     /// Deadline of the first measured operation, in ns.
     pub(crate) start: u64,
@@ -76,16 +76,16 @@ impl Schedule {
     }
 }
 
-/// Maximum number of operations issued between two readings of the clock, while all are due.
+/// Maximum number of operations issued between two readings of the clock, while their deadlines have passed.
 const BATCH: usize = 32;
 /// Interval at which the number of queued events is sampled, in ns.
 const LOOK: u64 = 1_000_000;
-/// Interval at which the generator checks whether all queues are empty.
+/// Interval at which the generator of the load checks whether all queues of events and lookups are empty.
 const POLL: Duration = Duration::from_micros(50);
-/// Time between the start of the generator and the first deadline, enough for all threads to start.
+/// Time between the start of the load generator and the first operation's deadline, enough for all threads to start.
 const LEAD: Duration = Duration::from_millis(5);
 
-/// Functions that a test lets the generator call before it issues an operation.
+/// Functions that a test lets the load generator call before it issues an operation.
 #[derive(Default)]
 pub(crate) struct Hooks {
     #[cfg(test)]
@@ -103,7 +103,8 @@ pub(crate) struct Generator<S: Subject> {
     pub(crate) hooks: Hooks,
 }
 
-/// Measurements of the generator, with all times in ns since the beginning of the warm-up.
+/// Measurements of the load generator (the thread that issues operations), with all times in ns since the beginning of
+/// the warm-up.
 #[derive(Default)]
 pub(crate) struct Outcome {
     /// Number of operations issued before each batch, and the time at which the batch had been issued, in ns.
@@ -115,7 +116,7 @@ pub(crate) struct Outcome {
     /// Number of events applied, and number of lookups answered, when the measured window ended.
     pub(crate) at_close: (u64, u64),
     pub(crate) max_queued: u64,
-    /// Time at which all queues were empty, in ns; `None` if they never were.
+    /// Time at which all queues of events and lookups were empty, in ns; `None` if they never were.
     pub(crate) drained_at: Option<u64>,
     pub(crate) trouble: Option<String>,
 }

@@ -29,23 +29,24 @@ struct State {
     thread: OnceLock<Thread>,
 }
 
-/// State shared by the generator and the query threads.
+/// State shared by the generator of the load and the query threads.
 pub(crate) struct SharedState {
     issued: CacheLines<AtomicUsize>,
     claimed: CacheLines<AtomicUsize>,
     stopped: AtomicBool,
     threads: Vec<CacheLines<State>>,
-    /// Moment from which deadlines are counted, set before anything is issued.
+    /// Moment from which deadlines are counted, set before the first lookup is issued.
     origin: OnceLock<Instant>,
 }
 
 impl SharedState {
-    /// Sets the moment from which deadlines are counted.
+    /// Sets the moment `origin`, from which deadlines are counted.
     pub(crate) fn begin(&self, origin: Instant) {
         let _ = self.origin.set(origin);
     }
 
-    /// Issues all lookups before the index `upto`, and wakes as many sleeping threads as there are unclaimed lookups.
+    /// Issues all lookups before the index `upto`, that is, lets the query threads run them, and wakes as many sleeping
+    /// threads as there are unclaimed lookups.
     #[inline]
     pub(crate) fn issue(&self, upto: usize) {
         self.issued.0.store(upto, Ordering::Release);
@@ -69,12 +70,12 @@ impl SharedState {
         }
     }
 
-    /// Number of lookups answered so far.
+    /// Number of lookups that the query threads have answered so far.
     pub(crate) fn done(&self) -> u64 {
         self.threads.iter().fold(0, |sum: u64, state| sum.saturating_add(state.0.done.load(Ordering::Acquire)))
     }
 
-    /// Tells the query threads to claim no more lookups.
+    /// Tells the query threads to begin no more lookups.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
         self.threads.iter().for_each(|state| self.wake(&state.0));
@@ -111,7 +112,8 @@ impl SharedState {
     }
 }
 
-/// Distributions of two times of the measured lookups: of the call alone, and from the deadline.
+/// Distributions of two times of the measured lookups: the duration of the call alone, and the time from the deadline
+/// to the answer.
 pub(crate) struct Times {
     pub(crate) service: Histogram<u64>,
     pub(crate) from_deadline: Histogram<u64>,
@@ -216,7 +218,7 @@ impl SharedState {
 /// Value in place of a thread's number of lookups that marks the thread as panicked.
 const BROKEN: u64 = 1 << 63;
 
-/// Guard that marks its thread as panicked if dropped during a panic.
+/// Guard that marks its query thread as panicked if dropped during a panic.
 struct Watch<'a>(&'a State);
 
 impl Drop for Watch<'_> {

@@ -29,7 +29,7 @@ pub struct Label {
     pub name: String,
     /// Short description of the tested index.
     pub about: String,
-    /// Origin of the index, with its version.
+    /// Origin of the tested index (such as its package), with its version.
     pub version: String,
 }
 

@@ -18,9 +18,9 @@ use crate::testing::{Mix, plan};
 /// Faults of an index, chosen by a test.
 #[derive(Clone, Copy, Default)]
 struct Faults {
-    /// Time that applying an event takes.
+    /// Time that the index takes to apply an event.
     slow_event: Duration,
-    /// Time that a lookup takes.
+    /// Time that the index takes for a lookup.
     slow_lookup: Duration,
     /// Index of the first event that is counted as applied but dropped; `None` to apply all.
     forget_from: Option<u64>,
@@ -32,7 +32,7 @@ struct Faults {
     panic: bool,
     /// True if lookups do not return for a minute.
     hang: bool,
-    /// True if the index cannot list its holdings.
+    /// True if the index cannot list the blocks that its workers hold.
     silent: bool,
 }
 

@@ -12,7 +12,7 @@ use crate::error::Error;
 /// Counts of a plan's operations and blocks, or those of a part of the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Facts {
-    /// Number of operations.
+    /// Number of operations in the plan or the part of it.
     pub ops: u64,
     /// Number of lookups among the operations.
     pub lookups: u64,
@@ -22,13 +22,13 @@ pub struct Facts {
     pub removes: u64,
     /// Number of clears among the operations.
     pub clears: u64,
-    /// Number of blocks of all lookups.
+    /// Number of blocks of all lookups together.
     pub lookup_blocks: u64,
-    /// Number of blocks of all stores.
+    /// Number of blocks of all stores together.
     pub stored_blocks: u64,
-    /// Number of blocks of all removals.
+    /// Number of blocks of all removals together.
     pub removed_blocks: u64,
-    /// Number of workers.
+    /// Number of workers in the plan.
     pub workers: u64,
     /// Number of tokens in a block.
     pub block_size: u64,
@@ -37,13 +37,13 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Number of stores, removals and clears.
+    /// Number of events: stores, removals and clears.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.stores + self.removes + self.clears
     }
 
-    /// Number of blocks looked up, stored and removed.
+    /// Number of blocks that the operations look up, store and remove.
     #[must_use]
     pub fn block_ops(&self) -> u64 {
         self.lookup_blocks + self.stored_blocks + self.removed_blocks
@@ -70,7 +70,8 @@ impl Plan {
         Ok(Self { columns, facts, digest: OnceLock::new() })
     }
 
-    /// Plan of only the first operations: the given share, at least one if the plan has any. O(plan).
+    /// Plan of only the first operations of this plan: the given share (0 to 1), at least one if the plan has any.
+    /// O(plan).
     #[must_use]
     pub fn beginning(&self, share: f64) -> Self {
         let c = &self.columns;
@@ -88,13 +89,13 @@ impl Plan {
         Self { columns, facts, digest: OnceLock::new() }
     }
 
-    /// Number of operations.
+    /// Number of operations in the plan.
     #[must_use]
     pub fn len(&self) -> usize {
         self.columns.times.len()
     }
 
-    /// True if there are no operations.
+    /// True if the plan has no operations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.columns.times.is_empty()
@@ -106,7 +107,7 @@ impl Plan {
         &self.columns
     }
 
-    /// Counts of the whole plan.
+    /// Counts of the operations and blocks of the whole plan.
     #[must_use]
     pub fn facts(&self) -> Facts {
         self.facts
@@ -162,7 +163,7 @@ impl Plan {
         }
     }
 
-    /// All operations, in order.
+    /// All operations of the plan, in order.
     pub fn ops(&self) -> impl Iterator<Item = Op<'_>> {
         (0..self.len()).map(|op| self.op(op))
     }

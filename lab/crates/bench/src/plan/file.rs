@@ -23,7 +23,7 @@ pub(super) const MAGIC: [u8; 8] = *b"KVAPLAN\0";
 pub(super) const VERSION: u32 = 1;
 pub(super) const HEAD: usize = 56;
 pub(super) const CHECKSUM: usize = 16;
-/// Number of bytes converted at once.
+/// Number of bytes of a plan's columns that are converted at once when a plan file is written or read.
 pub(super) const CHUNK: usize = 1 << 16;
 
 /// Checksum of a plan: the XXH3-128 of its file's contents before the checksum.

@@ -56,7 +56,7 @@ impl Op<'_> {
         }
     }
 
-    /// Copy of the operation as a change of the index; `None` for a lookup.
+    /// Copy of this operation in the form of a change to be applied to an index; `None` for a lookup.
     #[must_use]
     pub fn change(&self) -> Option<Change> {
         let owned = |names: &[u64]| names.iter().copied().map(BlockHash).collect();
@@ -101,7 +101,7 @@ impl Kind {
 pub struct Columns {
     /// Times of the operations, in ns from the plan's start, never decreasing.
     pub times: Vec<u64>,
-    /// Kinds of the operations, as numbers of [`Kind`].
+    /// Kinds of the operations, each as a number of the enum [`Kind`].
     pub kinds: Vec<u8>,
     /// Workers of the operations: the worker of an event, or the worker on which a lookup's request runs.
     pub workers: Vec<u32>,
@@ -116,7 +116,7 @@ pub struct Columns {
     pub contents: Vec<u64>,
     /// Block hashes of the stored blocks, as long as `contents`.
     pub names: Vec<u64>,
-    /// Block hashes of the evicted blocks.
+    /// Block hashes of the blocks that removals evict.
     pub removed: Vec<u64>,
     /// Number of workers, numbered from 0.
     pub worker_count: u32,

@@ -56,11 +56,12 @@ use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId,
 use crate::radix::{ActiveWorkers, NameEnd, Names, NodeId};
 use kvatlas_index::BlockHash;
 
-/// Nodes that a worker holds in the tree, by block hash.
+/// Data of one worker: the nodes of the tree that the worker holds, by block hash.
 #[derive(Debug, Default)]
 struct Member {
     names: Names,
-    /// True once the worker was removed: a thread that waited for the lock must look the worker up again.
+    /// True once the worker was removed from the index: a thread that waited for the lock of this data must look the
+    /// worker up again.
     gone: bool,
 }
 
@@ -79,7 +80,8 @@ impl Default for ConcurrentRadixTree {
     }
 }
 
-/// Test hook, called where another thread may run in between. Returns false, except sometimes in tests.
+/// Test hook, called at points between two locks, where other threads may change the tree. Returns false, except
+/// sometimes in tests.
 #[inline]
 fn pause() -> bool {
     #[cfg(test)]
@@ -88,15 +90,15 @@ fn pause() -> bool {
     false
 }
 
-/// Root of the chains whose first block has the given content hash. There are several roots, which share the load of
-/// locking.
+/// Root node below which the chains whose first block has the given content hash begin. There are several roots, which
+/// share the load of locking.
 fn root_of(content: u64) -> NodeId {
     // Content hashes may be small numbers in tests and replays, so the low bits are used.
     (content % u64::from(ROOTS)) as NodeId
 }
 
 impl ConcurrentRadixTree {
-    /// Creates an empty tree.
+    /// Creates an empty radix tree.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -132,7 +134,8 @@ impl ConcurrentRadixTree {
         refusal
     }
 
-    /// Stores blocks below the node `at`, which must be a root or held by `worker`.
+    /// Stores blocks as a chain of nodes below the node `at`, which must be a root or held by `worker`. `names`: the
+    /// worker's nodes by block hash.
     fn extend(&self, worker: WorkerId, names: &mut Names, mut at: NodeId, blocks: &[BlockHash], contents: &[u64]) {
         // Nodes that lose a name to another position, processed when no lock is held.
         let mut left = Vec::new();
@@ -162,8 +165,8 @@ impl ConcurrentRadixTree {
         self.leave_all(worker, left.into_iter().filter(|&node| names.lose(node)));
     }
 
-    /// Adds `worker` to the holders of the existing nodes for the leading `blocks` below `at`, and sets `at` to the
-    /// last of these nodes. Returns their number.
+    /// Adds `worker` to the holders of the existing nodes for the leading `blocks` below the node `at`, and sets `at`
+    /// to the last of these nodes. Returns the number of these nodes.
     fn join(
         &self,
         worker: WorkerId,

@@ -16,13 +16,14 @@ use crate::radix::{Children, NodeId, WorkerSet};
 /// Number of root nodes, under which first blocks are: several, so that unrelated prompts do not contend for one lock.
 pub(super) const ROOTS: NodeId = 64;
 
-/// Number of slots in each of the first chunks.
+/// Number of slots (places for tree nodes) in each of the first chunks, the pieces of memory that are allocated one by
+/// one.
 const FIRST: usize = 64;
 const FINENESS: u32 = 4;
-/// Number of doublings of the number of slots until all 32-bit numbers are used.
+/// Number of times that the number of slots (places for tree nodes) doubles until all 32-bit node numbers are used.
 const DOUBLINGS: usize = 23;
 
-/// Contents of a slot, behind its lock: a node of the tree.
+/// A node of the tree, as stored in a slot behind the slot's lock.
 #[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) holders: WorkerSet,
@@ -33,22 +34,22 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// True if the node has no holders and no children, or the slot is not in the tree.
+    /// True if the node has no holders and no children, or is not in the tree.
     pub(super) fn is_dead(&self) -> bool {
         self.holders.is_empty() && self.children.is_empty()
     }
 }
 
-/// A slot for one node, on a separate cache line.
+/// A slot, the place for one tree node and its lock, on a separate cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Slot(pub(super) RwLock<Node>);
 
-/// Slots without a node.
+/// Slots (places for tree nodes) that contain no node.
 #[derive(Debug)]
 struct FreeSlots {
     returned: Vec<NodeId>,
-    /// Number of the first slot that was never used; all later slots were not used either.
+    /// Number of the first slot (place for a tree node) that was never used; all later slots were not used either.
     unused: usize,
 }
 
@@ -56,12 +57,13 @@ struct FreeSlots {
 pub(super) struct Nodes {
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
     free: Mutex<FreeSlots>,
-    /// Copy of the number `unused` in `free`, readable without the lock.
+    /// Number of the first slot (place for a tree node) that was never used: a copy of `unused` in `free`, readable
+    /// without the lock.
     unused: AtomicUsize,
 }
 
-/// Chunk of the slot `id`, and the slot's index in the chunk. Chunks are numbered like floating point numbers: by the
-/// position of the leading one, then the next bits.
+/// Chunk (piece of memory) that contains the slot of the node `id`, and the slot's index in the chunk. Chunks are
+/// numbered like floating point numbers: by the position of the leading one bit, then the next bits.
 #[inline]
 fn locate(id: NodeId) -> (usize, usize) {
     let number = id as usize + (FIRST << FINENESS);
@@ -70,7 +72,7 @@ fn locate(id: NodeId) -> (usize, usize) {
     (chunk, number & ((1 << shift) - 1))
 }
 
-/// Number of slots in a chunk.
+/// Number of slots (places for tree nodes) in a chunk, a piece of memory that is allocated at once.
 fn chunk_size(chunk: usize) -> usize {
     FIRST << (chunk >> FINENESS)
 }
@@ -89,19 +91,20 @@ impl Nodes {
         &slots[offset].0
     }
 
-    /// Number of nodes in the tree, including slots about to enter or leave it.
+    /// Number of nodes in the tree, including those that are being added or removed.
     pub(super) fn live(&self) -> usize {
         let free = self.free.lock();
         free.unused - ROOTS as usize - free.returned.len()
     }
 
-    /// True if there are enough slots to begin a store of `blocks` blocks. Half of all numbers are reserved for stores
-    /// that have begun: a single store would need two thousand million blocks to exhaust them.
+    /// True if there are enough free slots (places for tree nodes) to begin a store of `blocks` blocks. Half of all
+    /// numbers are reserved for stores that have begun: a single store would need two thousand million blocks to
+    /// exhaust them.
     pub(super) fn has_room(&self, blocks: usize) -> bool {
         self.unused.load(Ordering::Relaxed) + blocks <= NodeId::MAX as usize / 2
     }
 
-    /// Removes `count` slots from the free ones, and appends their numbers to `ids`.
+    /// Removes `count` slots (places for tree nodes) from the free ones, and appends their numbers to `ids`.
     pub(super) fn take(&self, count: usize, ids: &mut Vec<NodeId>) {
         let mut free = self.free.lock();
         let used = free.returned.len().saturating_sub(count);
@@ -112,7 +115,7 @@ impl Nodes {
         self.unused.store(free.unused, Ordering::Relaxed);
     }
 
-    /// Adds emptied slots to the free ones.
+    /// Adds emptied slots (places for tree nodes) to the free ones.
     pub(super) fn give_back(&self, ids: &[NodeId]) {
         if ids.is_empty() {
             return;
@@ -140,8 +143,8 @@ pub(super) fn make_chain(nodes: &Nodes, ids: &[NodeId], contents: &[u64], parent
     }
 }
 
-/// Empties the slots of a chain that was never linked into the tree, from its beginning, so that a slot is never empty
-/// while another links to it.
+/// Empties the slots (places for tree nodes) of a chain that was never linked into the tree, from its beginning, so
+/// that a slot is never empty while another slot refers to it.
 pub(super) fn unmake_chain(nodes: &Nodes, ids: &[NodeId]) {
     for &id in ids {
         *nodes.at(id).write() = Node::default();

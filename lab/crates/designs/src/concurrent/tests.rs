@@ -13,7 +13,8 @@ use kvatlas_index::BlockHash;
 use kvatlas_testing::seeds;
 
 thread_local! {
-    /// Percentage of pauses in which a test's thread yields to others, and the state of its random generator.
+    /// Percentage of pauses (calls of the tree's test hook between two locks) in which a test's thread yields to
+    /// others, and the state of its random generator.
     static COURTESY: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
@@ -50,7 +51,8 @@ fn holds_what_the_reference_holds_whatever_names_do() {
     check(alone, Habits { orphans: 50, chaos: 100 }, true, false);
 }
 
-/// Compares the concurrent and the single-threaded tree, which deviate from the reference in the same way.
+/// Checks that the concurrent tree gives the answers of the single-threaded one, also if block hashes are reused for
+/// other blocks; the two deviate from the reference in the same way.
 #[test]
 fn answers_like_the_tree_of_one_thread_whatever_names_do() {
     for seed in 0..seeds(100) {
@@ -147,10 +149,11 @@ fn owned_by(change: &Change, thread: u64, dice: u64) -> Change {
     }
 }
 
-/// Smallest and largest true depth of a worker in one chain during a change.
+/// Smallest and largest depth (number of leading blocks held) that a worker truly has in one chain while a change is
+/// applied.
 #[derive(Default)]
 struct Bounds {
-    /// Number of begun and ended changes: odd while a change is in progress.
+    /// Number of changes begun plus number of changes ended: odd while a change is in progress.
     version: AtomicU64,
     before: AtomicU64,
     after: AtomicU64,

@@ -10,13 +10,14 @@ use crate::collections::{each_bit, has_bit, to_words};
 /// A set of workers or groups by number. Equal sets may be stored in different forms.
 #[derive(Clone, Debug)]
 pub(crate) enum MemberSet {
-    /// Members as a sorted list.
+    /// Members of the set (numbers of workers or groups) as a sorted list.
     List(SmallVec<[u32; 4]>),
-    /// Members as bits: bit `i % 64` of word `i / 64` is member `i`; the last word is not zero.
+    /// Members of the set (numbers of workers or groups) as bits: bit `i % 64` of word `i / 64` is member `i`; the last
+    /// word is not zero. `count`: number of members.
     Bits { words: Vec<u64>, count: u32 },
 }
 
-/// Number of members below which a sorted list is faster than bits, for any numbers.
+/// Number of members of a set (workers or groups) below which a sorted list is faster than bits, for any numbers.
 const FEW: usize = 8;
 
 impl Default for MemberSet {
@@ -26,7 +27,7 @@ impl Default for MemberSet {
 }
 
 impl MemberSet {
-    /// Creates the set of one member.
+    /// Creates the set of one member, a worker's or group's number.
     pub(crate) fn of(member: u32) -> Self {
         Self::List(SmallVec::from_slice(&[member]))
     }
@@ -49,7 +50,7 @@ impl MemberSet {
         }
     }
 
-    /// Calls `each` with every member, in order.
+    /// Calls `each` with every member of the set (number of a worker or group), in order.
     pub(crate) fn for_each(&self, mut each: impl FnMut(u32)) {
         match self {
             Self::List(list) => list.iter().copied().for_each(each),
@@ -61,7 +62,7 @@ impl MemberSet {
         }
     }
 
-    /// Adds a member. Returns true if the set did not contain it.
+    /// Adds a member (number of a worker or group) to the set. Returns true if the set did not contain it.
     pub(crate) fn insert(&mut self, member: u32) -> bool {
         match self {
             Self::List(list) => {
@@ -93,7 +94,7 @@ impl MemberSet {
         }
     }
 
-    /// Removes a member. Returns true if the set contained it.
+    /// Removes a member (number of a worker or group) from the set. Returns true if the set contained it.
     pub(crate) fn remove(&mut self, member: u32) -> bool {
         match self {
             Self::List(list) => {
@@ -136,7 +137,7 @@ impl MemberSet {
         }
     }
 
-    /// Number of members that are also in `other`.
+    /// Number of members (workers or groups) of this set that are also in `other`.
     pub(crate) fn common(&self, other: &Self) -> usize {
         match (self, other) {
             (Self::List(mine), Self::List(others)) => {
@@ -161,7 +162,8 @@ impl MemberSet {
         }
     }
 
-    /// Keeps only the members that are also in `other`, and calls `dropped` with every removed member, in order.
+    /// Keeps only the members of this set that are also in `other`, and calls `dropped` with every removed member, in
+    /// order.
     pub(crate) fn keep_within(&mut self, other: &Self, mut dropped: impl FnMut(u32)) {
         match (&mut *self, other) {
             (Self::Bits { words: mine, count }, Self::Bits { words: others, .. }) => {
@@ -206,7 +208,8 @@ impl MemberSet {
         }
     }
 
-    /// Removes empty words at the end, and converts the bits to a list if that needs less memory.
+    /// Removes empty words at the end of a set stored as bits, and converts the set to a list if that needs less
+    /// memory.
     fn settle(&mut self) {
         let Self::Bits { words, count } = self else { return };
         while words.last() == Some(&0) {

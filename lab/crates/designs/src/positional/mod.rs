@@ -66,7 +66,7 @@ pub(crate) use worker_blocks::{Coverage, Top};
 /// A block of a store event, with its two hashes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoredBlock {
-    /// Block hash, the engine's identity of the block.
+    /// Block hash, the engine's identity of the block and its whole prefix.
     pub block_hash: BlockHash,
     /// Content hash of the block's tokens.
     pub content_hash: u64,
@@ -101,7 +101,7 @@ impl PositionalIndexer {
     }
 
     /// Creates an empty index with options that were checked. `shards`: number of locks, a power of two; `coverage`:
-    /// the top level that gets reports, if there is one.
+    /// connection to the table over groups of workers to which the index reports its prefixes, if there is one.
     pub(crate) fn assemble(options: Options, shards: usize, coverage: Option<Coverage>) -> Self {
         Self {
             options,
@@ -128,8 +128,8 @@ impl PositionalIndexer {
         self.store_blocks(worker, parent, blocks.iter().map(|block| (block.block_hash, block.content_hash)))
     }
 
-    /// Records that a worker evicted blocks, in any order. Block hashes that are not held change nothing, and are
-    /// counted.
+    /// Records that a worker evicted blocks, in any order. Block hashes of blocks that the worker does not hold change
+    /// nothing, and are counted.
     pub fn apply_removed(&self, worker: WorkerId, block_hashes: &[BlockHash]) {
         let held = self.held(worker);
         let Some(mut held) = held.as_deref().map(Mutex::lock) else {
@@ -144,14 +144,14 @@ impl PositionalIndexer {
         self.report(&ground);
     }
 
-    /// Records that a worker lost all its blocks and remains known.
+    /// Records that a worker lost all its blocks; the worker stays in the index.
     pub fn apply_cleared(&self, worker: WorkerId) {
         if let Some(held) = self.held(worker) {
             self.clear_held(worker, &mut held.lock());
         }
     }
 
-    /// Records that a worker left the fleet; its next store makes it known again.
+    /// Records that a worker left the fleet. Its next store adds the worker again.
     pub fn remove_worker(&self, worker: WorkerId) {
         let held = self.workers.write().remove(&worker);
         if let Some(held) = held {
@@ -169,7 +169,7 @@ impl PositionalIndexer {
         scores
     }
 
-    /// Options of the index.
+    /// Options with which the index was created.
     #[must_use]
     pub fn options(&self) -> Options {
         self.options
@@ -267,7 +267,7 @@ impl PositionalIndexer {
         self.workers.read().get(&worker).cloned()
     }
 
-    /// Calls `with` with the blocks of a worker, which becomes known.
+    /// Calls `with` with the data about a worker's blocks; the worker is added to the index if it is unknown.
     fn with_registered(&self, worker: WorkerId, with: impl FnOnce(&mut WorkerBlocks)) {
         loop {
             let held = self.held(worker).unwrap_or_else(|| {
@@ -338,10 +338,10 @@ impl ConcurrentDesign for PositionalIndexer {
 /// Method to find, within a leap (a jump over several blocks), the first block that a worker does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Search {
-    /// Probes every position of the leap (a jump over several blocks), from its beginning.
+    /// Looks up every position of the leap (a jump over several blocks), from its beginning.
     #[default]
     Jump,
-    /// Bisects the leap (a jump over several blocks), once for each position from which on a worker holds no more
+    /// Bisects the leap (a jump over several blocks), once for each position from which on any worker holds no more
     /// blocks.
     Bisect,
 }
@@ -349,11 +349,11 @@ pub enum Search {
 /// Structure in which the holders of blocks are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Layout {
-    /// One map by position and content hash.
+    /// One map from position and content hash to holders.
     #[default]
     Map,
-    /// An array by position of maps by content hash. Needs 64 bytes for each position, up to twice the length of the
-    /// deepest chain.
+    /// An array that has, for each position, a map from content hash to holders. Needs 64 bytes for each position, up
+    /// to twice the length of the deepest chain.
     Arrays,
 }
 
@@ -367,7 +367,7 @@ pub struct Options {
     pub search: Search,
     /// Structure in which the holders of blocks are stored.
     pub layout: Layout,
-    /// True to always compare prefix hashes, and to end depths at missing blocks.
+    /// True to always compare prefix hashes, and to end depths at missing blocks, which makes the answers exact.
     pub strict: bool,
 }
 
@@ -387,7 +387,7 @@ pub enum InvalidOption {
     /// The number of workers per group is 0.
     #[error("workers_per_group must be at least 1, got 0")]
     GroupSize,
-    /// The distance of the positions at which groups report to the top level is 0.
+    /// The distance of the positions at which groups report to the top level (the table over groups of workers) is 0.
     #[error("the step between sparse positions must be at least 1, got 0")]
     SparseStep,
 }

@@ -13,7 +13,7 @@ use super::{Options, Search};
 use crate::interface::Scores;
 use kvatlas_index::hash::prefix_hashes_into;
 
-/// A query (content hashes) with the prefix hashes computed so far.
+/// A query (content hashes of a prompt's blocks) with its prefix hashes as far as they were computed.
 #[derive(Debug)]
 pub(crate) struct Query<'a> {
     contents: &'a [u64],
@@ -29,7 +29,7 @@ impl<'a> Query<'a> {
         position < self.prefixes.len()
     }
 
-    /// Prefix hash up to and including the block at `position`, computed on first use.
+    /// Prefix hash of the query up to and including the block at `position`, computed on first use.
     pub(crate) fn prefix(&mut self, position: usize) -> u64 {
         if let Some(&known) = self.prefixes.get(position) {
             return known;
@@ -45,14 +45,15 @@ impl<'a> Query<'a> {
     }
 }
 
-/// Prefix hash after one more block with the given content hash.
+/// Prefix hash of a prefix that is one block longer. `before`: hash of the shorter prefix; `content`: content hash of
+/// the added block.
 pub(crate) fn next_prefix(before: u64, content: u64) -> u64 {
     let mut hashes = [0; 2];
     prefix_hashes_into(&[before, content], &mut hashes);
     hashes[1]
 }
 
-/// A search in progress: the table, the query, and the options.
+/// A search in progress: the table of holders, the query, and the options.
 pub(crate) struct Walk<'t, 'q, 'a> {
     pub(crate) table: &'t Table,
     pub(crate) options: Options,
@@ -60,7 +61,8 @@ pub(crate) struct Walk<'t, 'q, 'a> {
 }
 
 impl Walk<'_, '_, '_> {
-    /// Appends to `scores` the depth of every holder of the first block.
+    /// Appends to `scores` the depth (number of leading blocks held) of every worker or group that holds the query's
+    /// first block.
     pub(crate) fn run(&mut self, scores: &mut Scores) {
         let blocks = self.query.contents.len();
         let mut active = self.holders();
@@ -79,7 +81,7 @@ impl Walk<'_, '_, '_> {
         active.for_each(|worker| scores.push((worker, blocks as u32)));
     }
 
-    /// Members (workers or groups) that hold the first block.
+    /// Members (workers or groups) that hold the query's first block.
     pub(crate) fn holders(&mut self) -> MemberSet {
         if self.query.contents.is_empty() {
             return MemberSet::default();
@@ -87,8 +89,9 @@ impl Walk<'_, '_, '_> {
         self.probe(0, |set| set.cloned()).unwrap_or_default()
     }
 
-    /// Appends to `scores`, for every holder of the first block, the first sparse position (one reported to the top
-    /// level) that the holder lacks. The table must be empty at other positions.
+    /// Appends to `scores`, for every group of workers that holds the query's first block, the first sparse position
+    /// (one reported to the top-level table) at which the group does not hold the query's block. The table must be
+    /// empty at other positions.
     pub(crate) fn run_sparse(&mut self, sparse: SparsePositions, scores: &mut Scores) {
         let blocks = self.query.contents.len();
         let mut active = self.holders();
@@ -100,8 +103,8 @@ impl Walk<'_, '_, '_> {
         active.for_each(|member| scores.push((member, blocks as u32)));
     }
 
-    /// Finds, block by block, the depth of each active member that holds the block at `near` (all do) but not the one
-    /// at `far`. Moves these members from `active` to `scores`.
+    /// Finds, block by block, the depth of each member of `active` (workers or groups) that holds the block at `near`
+    /// (all do) but not the one at `far`. Moves these members from `active` to `scores`.
     fn scan(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = ShortLeap { arrive: self.common_at(far, active), far };
         for at in near + 1..=far {
@@ -112,8 +115,9 @@ impl Walk<'_, '_, '_> {
         }
     }
 
-    /// Finds, by bisection between the positions `near` and `far`, the first position that an active member lacks, and
-    /// so on for the remaining members. Moves the members found from `active` to `scores`.
+    /// Finds, by bisection between the positions `near` and `far`, the first position whose block a member of `active`
+    /// (workers or groups) does not hold, and so on for the remaining members. Moves the members found from `active` to
+    /// `scores`.
     fn bisect(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = ShortLeap { arrive: self.common_at(far, active), far };
         let mut near = near;
@@ -144,8 +148,8 @@ impl Walk<'_, '_, '_> {
         self.probe(at, |set| active.keep_within(set.unwrap_or(&nobody), |worker| scores.push((worker, at as u32))));
     }
 
-    /// Calls `look` with the holders of the query's block at a position. Unless strict, a single prefix at the position
-    /// is not compared with the query's.
+    /// Calls `look` with the holders of the query's block at a position. Unless the option `strict` is set, the prefix
+    /// hash of an entry with only one prefix is not compared with the query's.
     fn probe<R>(&mut self, at: usize, mut look: impl FnMut(Option<&MemberSet>) -> R) -> R {
         let (position, content) = (at as u32, self.query.contents[at]);
         let strict = self.options.strict;
@@ -167,16 +171,18 @@ impl Walk<'_, '_, '_> {
     }
 }
 
-/// A leap (a jump of the search over several blocks) at whose end some active members are missing.
+/// A leap (a jump of the search over several blocks) at whose end some of the workers or groups searched for do not
+/// hold the query's block.
 struct ShortLeap {
-    /// Number of active members that hold the block at the far end of the leap.
+    /// Number of workers or groups searched for that hold the block at the far end of the leap (a jump over several
+    /// blocks).
     arrive: usize,
     far: usize,
 }
 
 impl ShortLeap {
-    /// True once the depth of every missing member is known, so that the remaining positions of the leap (a jump over
-    /// several blocks) need not be probed.
+    /// True once the depth of every worker or group that does not hold the end of the leap (a jump over several blocks)
+    /// is known, so that the leap's remaining positions need not be searched.
     fn is_over(&mut self, walk: &mut Walk<'_, '_, '_>, at: usize, active: &MemberSet) -> bool {
         if active.is_empty() || at + 1 >= self.far || active.len() > self.arrive {
             return active.is_empty();

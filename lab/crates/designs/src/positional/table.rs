@@ -24,7 +24,7 @@ pub(crate) struct Place {
     pub(crate) prefix: u64,
 }
 
-/// A concurrent table of the holders of blocks, by position and content hash.
+/// A concurrent table of the members (workers or groups) that hold blocks, by position and content hash.
 #[derive(Debug)]
 pub(crate) struct Table {
     hasher: DefaultHashBuilder,
@@ -37,7 +37,8 @@ enum Buckets {
     Arrays(Box<Positions>),
 }
 
-/// A part of the table on a separate cache line, so that locks of neighbouring parts do not slow each other down.
+/// A part of the table of holders on a separate cache line, so that locks of neighbouring parts do not slow each other
+/// down.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Bucket<K>(RwLock<HashTable<(K, Entry)>>);
@@ -48,14 +49,14 @@ impl<K> Default for Bucket<K> {
     }
 }
 
-/// Parts of the table for all positions, in segments of doubling size that never move, so that a reader finds a part
-/// without a lock.
+/// Parts of the table of holders, one for each position, in segments of doubling size that never move, so that a reader
+/// finds a part without a lock.
 #[derive(Debug, Default)]
 struct Positions([OnceLock<Box<[Bucket<u64>]>>; SEGMENTS]);
 
-/// Number of positions in the first segment.
+/// Number of positions in the table's first segment, a list of neighbouring positions that is allocated at once.
 const FIRST: u64 = 64;
-/// Number of segments that together cover all 32-bit positions.
+/// Number of segments (lists of neighbouring positions, of doubling size) that together cover all 32-bit positions.
 const SEGMENTS: usize = 27;
 
 impl Positions {
@@ -131,7 +132,8 @@ impl<K: Copy + Eq + Hash> Bucket<K> {
 }
 
 impl Table {
-    /// Creates an empty table. `shards`: number of locks, a power of two; ignored for the layout with an array of maps.
+    /// Creates an empty table of holders. `shards`: number of locks, a power of two; ignored for the layout with an
+    /// array of maps.
     pub(crate) fn new(layout: Layout, shards: usize) -> Self {
         let buckets = match layout {
             Layout::Map => Buckets::Map(std::iter::repeat_with(Bucket::default).take(shards).collect()),
@@ -140,7 +142,8 @@ impl Table {
         Self { hasher: DefaultHashBuilder::default(), buckets }
     }
 
-    /// Calls `look` with the entry for a content hash at a position; `None` if there is none.
+    /// Calls `look` with the table's entry (the holders, by prefix) for a content hash at a position; `None` if there
+    /// is none.
     pub(crate) fn read<R>(&self, position: u32, content: u64, look: impl FnOnce(Option<&Entry>) -> R) -> R {
         match &self.buckets {
             Buckets::Map(shards) => {
@@ -189,7 +192,8 @@ impl Table {
         }
     }
 
-    /// Number of entries, counted in time proportional to the number of locks.
+    /// Number of entries (pairs of position and content hash) in the table, counted in time proportional to the number
+    /// of locks.
     pub(crate) fn len(&self) -> usize {
         match &self.buckets {
             Buckets::Map(shards) => shards.iter().map(|bucket| bucket.0.read().len()).sum(),
@@ -201,7 +205,8 @@ impl Table {
     }
 }
 
-/// Number of the shard for a hash, from bits that the hash table inside the shard does not use first.
+/// Number of the shard (part of the table with its own lock) for a hash, from bits that the hash table inside the shard
+/// does not use first.
 fn shard(hash: u64, shards: usize) -> usize {
     (hash >> 40) as usize & (shards - 1)
 }
@@ -216,21 +221,21 @@ pub(crate) enum Entry {
     Multi(Box<HashMap<u64, MemberSet>>),
 }
 
-/// Effects of adding a member to the holders of a prefix.
+/// Effects of adding a member (worker or group) to the holders of a prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Insertion {
-    /// True if the member was not a holder before.
+    /// True if the member (worker or group) was not a holder of the prefix before.
     pub(crate) fresh: bool,
     /// True if the prefix had no holder before.
     pub(crate) first: bool,
 }
 
-/// Effects of removing a member from the holders of a prefix.
+/// Effects of removing a member (worker or group) from the holders of a prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Removal {
     /// True if the prefix has no holder left.
     pub(crate) last: bool,
-    /// True if the entry, with all its prefixes, has no holder left.
+    /// True if no prefix of the table's entry (for one position and content hash) has a holder left.
     pub(crate) empty: bool,
 }
 
@@ -239,7 +244,7 @@ impl Entry {
         Self::Single(prefix, MemberSet::of(member))
     }
 
-    /// Members (workers or groups) that hold the content under the given prefix hash.
+    /// Members (workers or groups) that hold this entry's block as the end of the prefix with the hash `prefix`.
     pub(crate) fn under(&self, prefix: u64) -> Option<&MemberSet> {
         match self {
             Self::Single(known, set) => (*known == prefix).then_some(set),
@@ -266,7 +271,7 @@ impl Entry {
         }
     }
 
-    /// Removes a member from a prefix; `None` if it was not a member.
+    /// Removes `member` (number of a worker or group) from the holders of a prefix; `None` if it was not one of them.
     pub(crate) fn remove(&mut self, prefix: u64, member: u32) -> Option<Removal> {
         match self {
             Self::Single(known, set) => {

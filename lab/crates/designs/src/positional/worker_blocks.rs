@@ -51,7 +51,8 @@ impl Ground<'_> {
 pub(crate) struct WorkerBlocks {
     names: HashMap<BlockHash, Place>,
     ledger: Ledger,
-    /// True once the worker was removed: a thread that still refers to these blocks must look the worker up again.
+    /// True once the worker was removed from the index: a thread that still refers to these blocks must look the worker
+    /// up again.
     pub(crate) gone: bool,
 }
 
@@ -66,7 +67,7 @@ enum Ledger {
 
 #[derive(Debug)]
 struct Node {
-    /// Hash of the prefix that ends before this block.
+    /// Hash of the prefix that ends with the block before this one.
     before: u64,
     /// Number of the worker's block hashes for this block; 0 if the worker does not hold the block (a hole).
     names: u32,
@@ -109,7 +110,8 @@ impl WorkerBlocks {
         }
     }
 
-    /// Removes a block. Returns true if the worker held its block hash.
+    /// Removes the block with the block hash `name` from the worker. Returns true if the worker held a block with this
+    /// block hash.
     pub(crate) fn remove(&mut self, ground: &Ground<'_>, name: BlockHash) -> bool {
         let Some(place) = self.names.remove(&name) else { return false };
         self.release(ground, place);
@@ -119,7 +121,7 @@ impl WorkerBlocks {
         true
     }
 
-    /// Removes all blocks of the worker and frees their memory.
+    /// Removes all blocks of the worker from the index and frees their memory.
     pub(crate) fn clear(&mut self, ground: &Ground<'_>) {
         for place in std::mem::take(&mut self.names).into_values() {
             ground.leave(place);
@@ -209,7 +211,7 @@ pub(crate) type Spot = (u32, u64);
 #[derive(Debug, Default)]
 pub(crate) struct Holes {
     of: RwLock<HashMap<WorkerId, HashSet<Spot>>>,
-    /// Number of workers with holes, readable without the lock.
+    /// Number of workers with holes (missing blocks before held ones), readable without the lock.
     workers: AtomicUsize,
 }
 
@@ -244,7 +246,8 @@ impl Holes {
         self.workers.load(Ordering::Acquire) > 0
     }
 
-    /// Reduces every worker's depth to the position of its first hole on the query's path.
+    /// Reduces every worker's depth to the position of its first hole (missing block before held ones) on the query's
+    /// path.
     pub(crate) fn cut(&self, query: &mut Query<'_>, scores: &mut Scores) {
         let of = self.of.read();
         scores.retain_mut(|(worker, depth)| {
@@ -261,7 +264,7 @@ impl Holes {
     }
 }
 
-/// Positions in prompts at which groups report their blocks to the top level.
+/// Positions in prompts at which groups of workers report their blocks to the top-level table over the groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SparsePositions {
     /// Positions 0, 1, 3, 7, 15, …: the last blocks of the first 1, 2, 4, 8, 16, … blocks.
@@ -271,7 +274,7 @@ pub enum SparsePositions {
 }
 
 impl SparsePositions {
-    /// True if blocks at the position are reported to the top level.
+    /// True if groups report blocks at this position to the top-level table over the groups.
     #[must_use]
     pub fn has(self, position: u32) -> bool {
         match self {
@@ -280,7 +283,7 @@ impl SparsePositions {
         }
     }
 
-    /// First position after `position` that is reported to the top level.
+    /// First position after `position` at which groups report blocks to the top-level table over the groups.
     pub(crate) fn after(self, position: usize) -> usize {
         match self {
             Self::Doubling => position.saturating_mul(2).saturating_add(1),
@@ -295,11 +298,11 @@ impl SparsePositions {
 pub(crate) struct Top {
     pub(crate) table: Table,
     pub(crate) sparse: SparsePositions,
-    /// Number of updates received, one for each event that changed the top level's table.
+    /// Number of updates received by the top level (the table over groups), one for each event that changed its table.
     pub(crate) updates: AtomicU64,
 }
 
-/// Connection of one group's index to the top level.
+/// Connection of one group's index to the top level, the table of the prefixes that groups of workers hold.
 #[derive(Debug)]
 pub(crate) struct Coverage {
     pub(crate) top: Arc<Top>,
@@ -307,14 +310,14 @@ pub(crate) struct Coverage {
 }
 
 impl Coverage {
-    /// Reports that a block has its first holder in the group. Returns true if the top level was changed, which happens
-    /// only for blocks at reported (sparse) positions.
+    /// Reports to the top-level table that a block has its first holder in the group of workers. Returns true if the
+    /// table was changed, which happens only for blocks at reported (sparse) positions.
     pub(crate) fn gain(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.insert(place, self.group, || ())
     }
 
-    /// Reports that a block has no holder left in the group. Returns true if the top level was changed, which happens
-    /// only for blocks at reported (sparse) positions.
+    /// Reports to the top-level table that a block has no holder left in the group of workers. Returns true if the
+    /// table was changed, which happens only for blocks at reported (sparse) positions.
     pub(crate) fn lose(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.remove(place, self.group, || ())
     }

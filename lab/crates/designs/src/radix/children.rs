@@ -1,15 +1,15 @@
-//! Children of a node by content hash. Most nodes have one child, which is stored inline.
+//! Children of a node of the radix tree, by content hash. Most nodes have one child, which is stored inline.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-/// Index of a node in its tree. Four bytes instead of eight make a node fit into a cache line.
+/// Index of a node in its tree, in 32 bits. Four bytes instead of eight make a node fit into a cache line.
 pub(crate) type NodeId = u32;
 
-/// Number of children beyond which a map is faster than a scan.
+/// Number of a node's children beyond which a map is faster than a scan of a list.
 const FEW: usize = 8;
 
-/// Children of a node by content hash. Boxes keep the many nodes with one child small.
+/// Children of a node of the radix tree, by content hash. Boxes keep the many nodes with one child small.
 #[derive(Debug, Default)]
 pub(crate) enum Children {
     #[default]
@@ -34,7 +34,7 @@ impl Children {
         }
     }
 
-    /// Adds a child whose content hash no other child has.
+    /// Adds the node `node` as a child with the content hash `content`, which no other child has.
     pub(crate) fn insert(&mut self, content: u64, node: NodeId) {
         debug_assert!(self.get(content).is_none());
         match self {
@@ -52,7 +52,7 @@ impl Children {
         }
     }
 
-    /// Removes a child, and frees unneeded memory.
+    /// Removes the child with the content hash `content`, and frees unneeded memory.
     pub(crate) fn remove(&mut self, content: u64) {
         match self {
             Self::None => {}

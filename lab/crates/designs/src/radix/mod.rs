@@ -73,7 +73,7 @@ impl Node {
     }
 }
 
-/// All nodes, with a list of the unused ones.
+/// All nodes of the radix tree, with a list of the unused ones.
 #[derive(Debug)]
 struct Nodes {
     all: Vec<Node>,
@@ -89,7 +89,7 @@ impl Default for Nodes {
 }
 
 impl Nodes {
-    /// Adds a child, held by `worker`, to a node. Returns its index.
+    /// Adds a child node with the content hash `content`, held by `worker`, to a node. Returns the child's index.
     fn grow(&mut self, parent: NodeId, content: u64, worker: WorkerId) -> NodeId {
         let node = Node { holders: WorkerSet::only(worker), children: Children::None, content, parent };
         let mut id = self.free;
@@ -134,7 +134,7 @@ pub struct RadixTree {
 }
 
 impl RadixTree {
-    /// Creates an empty tree.
+    /// Creates an empty radix tree.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -260,7 +260,7 @@ pub(super) struct Names {
     more: HashMap<NodeId, u32>,
 }
 
-/// Effect of removing a block hash on its node.
+/// Result of removing a block hash from a worker: its effect on the tree node for which the block hash stood.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NameEnd {
     /// The worker does not know the block hash.
@@ -299,7 +299,7 @@ impl Names {
         before
     }
 
-    /// Removes a block hash of the worker.
+    /// Removes the block hash `name` from a worker. Returns the effect on the node for which it stood.
     pub(crate) fn end(&mut self, name: BlockHash) -> NameEnd {
         let Some(node) = self.nodes.remove(&name) else { return NameEnd::Unknown };
         if self.nodes.capacity() > 64 && self.nodes.len() < self.nodes.capacity() / 8 {

@@ -21,7 +21,7 @@ pub(crate) fn names(salt: u64, prompt: &[u64]) -> Vec<BlockHash> {
 /// Kinds of changes that a random stream may contain, besides stores and removals in any order.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Habits {
-    /// Percentage of stores that continue a random block, held or not.
+    /// Percentage of stores that continue a random block, which the worker may or may not hold.
     pub(crate) orphans: u64,
     /// Percentage of blocks whose block hash is from a small set, so that block hashes move to other nodes and nodes
     /// get several.
@@ -94,7 +94,7 @@ pub(crate) fn stream(seed: u64, length: usize, habits: Habits) -> Stream {
     Stream { changes, queries: prompts }
 }
 
-/// A concurrent tree used by one thread, as a single-threaded design.
+/// A concurrent radix tree used by one thread, so that tests can treat it as a single-threaded index.
 pub(crate) struct SingleThread<C>(pub(crate) C);
 
 impl<C: ConcurrentDesign> LocalDesign for SingleThread<C> {
@@ -148,8 +148,9 @@ pub(crate) fn tell(reference: &mut ReferenceIndex, change: &Change) {
     }
 }
 
-/// Applies a stream to a tree and to the reference, without the changes that the tree refuses. If `exact`, answers must
-/// agree, too. In the end everything is removed, and the tree must be empty.
+/// Applies a stream of changes to a tree and to the reference index, without the changes that the tree refuses;
+/// `refuses`: true if it may refuse any. If `exact`, their answers must agree, too. In the end everything is removed,
+/// and the tree must be empty.
 pub(crate) fn compare(tree: &mut impl LocalDesign, stream: &Stream, refuses: bool, exact: bool) -> Result<u64, String> {
     let mut reference = ReferenceIndex::new(false);
     let mut refused = 0;
@@ -200,8 +201,8 @@ pub(crate) fn compare(tree: &mut impl LocalDesign, stream: &Stream, refuses: boo
     Ok(refused)
 }
 
-/// Compares a tree and the reference on many streams. A difference is reported with the fewest changes found that cause
-/// it.
+/// Compares a tree and the reference index on many random streams of changes. A difference is reported with the fewest
+/// changes found that cause it.
 pub(crate) fn check<T: LocalDesign>(make: impl Fn() -> T, habits: Habits, refuses: bool, exact: bool) {
     let mut refused = 0;
     for seed in 0..seeds(100) {

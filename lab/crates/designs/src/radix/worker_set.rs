@@ -13,13 +13,13 @@ use crate::interface::{Scores, WorkerId};
 /// A set of workers by number. Equal sets have equal forms.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum WorkerSet {
-    /// Members as bits, if all are below 64. An empty set has this form.
+    /// Workers of the set as bits of one word, if all their numbers are below 64. An empty set has this form.
     Word(u64),
-    /// Up to three members, sorted; the remaining numbers are zeros.
+    /// Up to three workers, sorted; the remaining elements of `ids` are zeros.
     Few { len: u32, ids: [WorkerId; 3] },
-    /// More than three members, sorted.
+    /// More than three workers as a sorted list.
     List(Vec<WorkerId>),
-    /// Members as bits, up to the largest member: the last word is not zero.
+    /// Workers of the set as bits, up to the largest number: the last word is not zero.
     Bits(Box<[u64]>),
 }
 
@@ -73,7 +73,7 @@ impl WorkerSet {
         }
     }
 
-    /// Members of the set with numbers below 64, as bits.
+    /// Workers of the set with numbers below 64, as bits of one word.
     pub(super) fn low(&self) -> u64 {
         match self {
             Self::Word(word) => *word,
@@ -94,7 +94,7 @@ impl WorkerSet {
         ids
     }
 
-    /// Creates a set from sorted members, in the form for their number and size.
+    /// Creates a set from a sorted list of workers, in the form for their numbers and count.
     pub(super) fn from_sorted(members: Vec<WorkerId>) -> Self {
         let Some(&greatest) = members.last() else { return Self::default() };
         if greatest < 64 {
@@ -110,7 +110,7 @@ impl WorkerSet {
         if 2 * words > members.len() { Self::List(members) } else { Self::Bits(to_words(&members).into()) }
     }
 
-    /// Adds a member. Returns true if the set did not contain it.
+    /// Adds a worker to the set. Returns true if the set did not contain it.
     pub(crate) fn insert(&mut self, worker: WorkerId) -> bool {
         let (at, bit) = place(worker);
         match self {
@@ -147,7 +147,7 @@ impl WorkerSet {
         true
     }
 
-    /// Removes a member. Returns true if the set contained it.
+    /// Removes a worker from the set. Returns true if the set contained it.
     pub(crate) fn remove(&mut self, worker: WorkerId) -> bool {
         let (at, bit) = place(worker);
         match self {
@@ -193,16 +193,16 @@ impl WorkerSet {
 /// Workers that hold all blocks of a query down to the current node of a lookup. A worker that drops out is recorded
 /// with its depth at once, so a lookup costs one comparison of sets per block and one entry per worker.
 pub(crate) enum ActiveWorkers {
-    /// Workers as bits, if all holders of the first block are below 64.
+    /// Workers as bits of one word, if all holders of the query's first block have numbers below 64.
     Low(u64),
-    /// All holders of the node: each of them also holds all nodes above it.
+    /// All holders of the lookup's current node: each of them also holds all nodes above it.
     Holders,
-    /// Some holders of the node; the others do not hold all nodes above it.
+    /// Some holders of the lookup's current node; its other holders do not hold all nodes above it.
     Some(SmallVec<[WorkerId; 32]>),
 }
 
 impl ActiveWorkers {
-    /// Creates the state of a lookup at the first block, which the workers `set` hold.
+    /// Creates the state of a lookup at the query's first block, which the workers `set` hold.
     pub(crate) fn new(set: &WorkerSet) -> Self {
         match set {
             WorkerSet::Word(word) => Self::Low(*word),

@@ -3,18 +3,18 @@
 
 use std::time::Duration;
 
-/// Environment variable for [`Config::max_contexts`].
+/// Name of the environment variable for [`Config::max_contexts`], the maximum number of contexts.
 pub const MAX_CONTEXTS: &str = "AIBRIX_SYNC_MAX_CONTEXTS";
-/// Environment variable for [`Config::max_prefixes_per_context`].
+/// Name of the environment variable for [`Config::max_prefixes_per_context`], the maximum number of prefixes.
 pub const MAX_PREFIXES: &str = "AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT";
-/// Environment variable for [`Config::eviction_interval`], in seconds.
+/// Name of the environment variable for [`Config::eviction_interval`], in seconds.
 pub const INTERVAL: &str = "AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS";
-/// Environment variable for [`Config::eviction_duration`], in minutes.
+/// Name of the environment variable for [`Config::eviction_duration`], in minutes.
 pub const DURATION: &str = "AIBRIX_SYNC_EVICTION_DURATION_MINUTES";
-/// Environment variable for [`Config::block_size`], in bytes.
+/// Name of the environment variable for [`Config::block_size`], in bytes.
 pub const BLOCK_SIZE: &str = "AIBRIX_PREFIX_CACHE_BLOCK_SIZE";
 
-/// Largest valid value of a setting that is a count.
+/// Largest valid value of a setting that is a count, such as a number of prefixes.
 const MOST: u64 = 1 << 31;
 /// Largest valid value of a setting that is a time, in seconds: a year.
 const MOST_SECONDS: u64 = 366 * 24 * 60 * 60;
@@ -90,7 +90,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks the settings. The error names an invalid one.
+    /// Checks the settings of a prefix table. The error names an invalid one.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let number = |name, value: usize| {
             let good = (1..=MOST).contains(&(value as u64));
@@ -118,14 +118,14 @@ impl Config {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting is invalid.
+    /// A setting of the prefix table has an invalid value.
     #[error("{name} must be a whole number from 1 to {most}, got {got}")]
     Setting {
-        /// Name of the argument or the environment variable.
+        /// Name of the invalid setting: an argument or an environment variable.
         name: &'static str,
-        /// The largest valid value.
+        /// Largest valid value of the setting.
         most: u64,
-        /// The given value.
+        /// Value that was given for the setting.
         got: String,
     },
     /// A store event has a different number of block hashes than of blocks with tokens.
@@ -133,9 +133,9 @@ pub enum Error {
         "{block_hashes} block hashes but tokens of {blocks} blocks: an event needs the tokens of each block it names"
     )]
     LengthMismatch {
-        /// Number of block hashes.
+        /// Number of block hashes in the store event.
         block_hashes: usize,
-        /// Number of blocks with tokens.
+        /// Number of blocks with tokens in the store event.
         blocks: usize,
     },
     /// The tokens of an engine's block are not a whole number of the table's blocks.
@@ -146,9 +146,9 @@ pub enum Error {
     BlockBytes {
         /// Index of the block in the event.
         block: usize,
-        /// Number of bytes of the block's tokens.
+        /// Number of bytes of the tokens of the engine's block.
         bytes: usize,
-        /// Number of bytes in a block of the table.
+        /// Number of bytes of tokens in a block of the prefix table.
         block_size: usize,
     },
     /// The background thread that evicts expired prefixes could not be started.
@@ -160,7 +160,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error's code, the same in every release.
+    /// Stable code of the error, a word that is the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -20,8 +20,8 @@ pub(crate) struct Context {
     pub(super) entries: Entries,
     pub(super) sets: Sets,
     pub(super) pods: Pods,
-    /// Number of further announcements of a block hash by a pod after the first, by pod and block hash; missing if
-    /// there was none.
+    /// Number of copies beyond the first of each block that a pod holds, by pod and block hash: further announcements of
+    /// the block hash minus removals; missing if there are none.
     pub(super) copies: HashMap<(u32, u64), u32>,
 }
 
@@ -106,8 +106,8 @@ impl Context {
         self.entries.all[at as usize].pods = self.sets.change(set, pod, ways, &mut self.pods);
     }
 
-    /// Sets the ways in which a pod holds an entry: announced by its main or an extra block hash, or added by the
-    /// router. An entry without holders is removed.
+    /// Sets the ways in which a pod holds an entry (a prefix): bits for its announcement by the main or an extra block
+    /// hash, and for the router's addition. An entry without holders is removed.
     pub(super) fn set_ways(&mut self, at: u32, pod: u32, ways: u32) {
         let set = self.sets.change(self.entries.all[at as usize].pods, pod, ways, &mut self.pods);
         self.entries.all[at as usize].pods = set;
@@ -130,7 +130,7 @@ impl Context {
         }
     }
 
-    /// Number of different sets of pods, and number of pods.
+    /// Number of different sets of pods that hold a prefix in this context, and number of pods.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.sets.len(), self.pods.len())
     }
@@ -187,7 +187,8 @@ impl Context {
         old.map(|entry| entry.prefix).collect()
     }
 
-    /// Evicts the given prefixes that still exist and were not used after the time `since`. Returns their number.
+    /// Evicts those of the given prefixes that still exist and were not used after the time `since`. Returns the number
+    /// of prefixes evicted.
     pub(crate) fn evict(&mut self, prefixes: &[u64], since: u32) -> usize {
         let mut evicted = 0;
         for &prefix in prefixes {
@@ -259,7 +260,7 @@ mod tests {
     use crate::prefix_table::sets::{EMPTY, NAMED, OTHER};
 
     impl Context {
-        /// Checks all stored counts by a recount, for tests; panics if one differs.
+        /// Checks all counts that the context keeps against counts computed anew, for tests; panics if one differs.
         pub(crate) fn recount(&self) {
             let live = |set: u32| set != EMPTY;
             let mut references = vec![0; self.sets.references().len()];

@@ -23,9 +23,9 @@ impl Rules {
 
 /// Outcome of applying a store event.
 pub(crate) enum StoreOutcome {
-    /// Number of the event's blocks that are known now, and number of prefixes evicted for them.
+    /// Number of the event's blocks that the pod holds now, and number of prefixes evicted to make space for them.
     Blocks { blocks: usize, evicted: usize },
-    /// The pod does not hold the event's parent, so nothing was changed.
+    /// Refusal without any change, because the pod does not hold the event's parent block.
     UnknownParent,
 }
 
@@ -93,8 +93,8 @@ impl Context {
         StoreOutcome::Blocks { blocks, evicted: self.enforce(rules.max_prefixes) }
     }
 
-    /// Records an announced block hash of a prefix if neither is known yet, which is the usual case: one lookup in each
-    /// hash table, and one write. Returns false in any other case, without a change.
+    /// Records that a pod announced a block hash for a prefix, if neither is in the table yet, which is the usual case:
+    /// one lookup in each hash table, and one write. Returns false in any other case, without a change.
     #[inline]
     fn announce_new(&mut self, pod: u32, name: u64, prefix: u64, depth: u32, now: u32) -> bool {
         if self.entries.other_names() > 0 {
@@ -147,8 +147,8 @@ impl Context {
         }
     }
 
-    /// Records that a pod's engine evicted blocks, one copy of each. Returns the number of block hashes that the pod
-    /// did not hold.
+    /// Records that a pod's engine evicted one copy of each of the blocks `names`. Returns the number of these block
+    /// hashes that the pod did not hold.
     pub(crate) fn remove(&mut self, pod: &str, names: &[u64]) -> usize {
         let Some(pod) = self.pods.find(pod) else { return names.len() };
         // The pod's number must not be reused before the end.
@@ -169,9 +169,9 @@ impl Context {
         unknown
     }
 
-    /// Removes the prefixes that a pod announced under a block hash. Unless `replaced`, the router's additions of these
-    /// prefixes for the pod are removed as well, since the engine's event is more reliable. Returns true if there were
-    /// any.
+    /// Removes the prefixes that a pod announced under a block hash. Unless `replaced` (the block hash now stands for
+    /// other prefixes), the router's additions of these prefixes for the pod are removed as well, since the engine's
+    /// event is more reliable. Returns true if any prefix was removed.
     fn forget(&mut self, pod: u32, name: u64, replaced: bool) -> bool {
         let meant = self.meant(pod, name);
         for &at in &meant {
@@ -193,7 +193,7 @@ impl Context {
     }
 
     /// Records that the router sent a prompt with the given prefixes to a pod, which is expected to hold them. Returns
-    /// the number of prefixes evicted for them.
+    /// the number of prefixes evicted to make space for them.
     pub(crate) fn add(&mut self, pod: &str, prefixes: &[u64], max_prefixes: usize, now: u32) -> usize {
         let pod = self.pods.hold(pod);
         for (depth, &prefix) in prefixes.iter().take(max_prefixes).enumerate() {

@@ -18,16 +18,16 @@ use super::context_change::Rules;
 /// Unit of stored times: a tenth of a second. Stored times suffice for 13 years from the table's creation.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Key of a context: a model and a LoRA adapter.
+/// Key of a context, the part of the table for one model and LoRA adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ModelContext {
-    /// The model's name.
+    /// Name of the model.
     pub model: Box<str>,
     /// Number of the LoRA adapter, -1 for none.
     pub lora_id: i64,
 }
 
-/// A [`ModelContext`] with a borrowed name.
+/// Key of a context, a [`ModelContext`] (model and LoRA adapter) with a borrowed name.
 #[derive(Hash)]
 pub(super) struct Key<'a> {
     pub(super) model: &'a str,
@@ -70,8 +70,8 @@ impl SharedContext {
         self.context.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that the context is used at the time `now`. Writes only a changed time, since every lookup of the model
-    /// calls this.
+    /// Records that the context (prefixes of one model and adapter) is used at the time `now`. Writes only a changed
+    /// time, since every lookup of the model calls this.
     pub(super) fn use_now(&self, now: u32) {
         if self.used.load(Ordering::Relaxed) != now {
             self.used.store(now, Ordering::Relaxed);
@@ -90,14 +90,14 @@ pub(super) struct Inner {
     /// Time by which a test has advanced the clock, in tenths of a second.
     #[cfg(test)]
     pub(super) later: AtomicU32,
-    /// Contexts by model and adapter. Every use of a context holds the read lock, so that no context is removed while
-    /// it is changed.
+    /// Contexts (the prefixes of one model and adapter each) by model and adapter. Every use of a context holds the
+    /// read lock, so that no context is removed while it is changed.
     pub(super) contexts: RwLock<Contexts>,
     pub(super) counters: Counters,
 }
 
 impl Inner {
-    /// Creates a table without contexts.
+    /// Creates a prefix table without contexts (which are added for each model and adapter).
     pub(super) fn new(config: Config, seed: u64) -> Self {
         Self {
             seed,
@@ -125,8 +125,8 @@ impl Inner {
         self.contexts.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a context by a function, and returns its result. A missing context is created if `create`; else the
-    /// result is `None`.
+    /// Changes the context of a model and adapter by a function, and returns the function's result. A missing context
+    /// is created if `create`; else the result is `None`.
     pub(super) fn write<T>(
         &self,
         model: &str,
@@ -153,8 +153,8 @@ impl Inner {
         }
     }
 
-    /// Creates a context, and evicts the least recently used context if there are too many; returns the evicted one.
-    /// O(contexts).
+    /// Creates a context (for one model and adapter), and evicts the least recently used context if there are too many;
+    /// returns the evicted one. O(contexts).
     fn create(&self, key: &Key<'_>, now: u32) -> Option<(ModelContext, SharedContext)> {
         let mut contexts = self.exclusive();
         if contexts.contains_key(key) {
@@ -172,7 +172,7 @@ impl Inner {
         gone
     }
 
-    /// Removes contexts without prefixes.
+    /// Removes the contexts (of a model and adapter) that have no prefixes.
     pub(super) fn drop_empty(&self) {
         let mut contexts = self.exclusive();
         contexts.retain(|_, shared| shared.context.get_mut().unwrap_or_else(PoisonError::into_inner).len() > 0);

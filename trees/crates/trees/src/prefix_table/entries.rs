@@ -14,7 +14,7 @@ use super::hash::mix;
 use super::lines::Lines;
 use super::sets::EMPTY;
 
-/// Index that stands for the end of the list of extra block hashes.
+/// Index that stands for the end of a prefix's list of extra block hashes (those beyond its main one).
 pub(super) const NONE: u32 = u32::MAX;
 /// Limit of stored depths, in blocks; greater depths are stored as one less than the limit.
 const DEPTHS: u32 = 1 << 30;
@@ -31,7 +31,7 @@ pub(super) struct Entry {
     pub(super) pods: u32,
     /// Time at which the prefix was last stored, added or matched, in tenths of a second.
     seen: AtomicU32,
-    /// Index of the first extra block hash of the prefix.
+    /// Index of the first extra block hash of the prefix, one beyond its main block hash; [`NONE`] if there is none.
     pub(super) others: u32,
     /// Number of blocks before the entry, combined with two flags: [`HAS_NAME`] if the entry has a block hash,
     /// [`IS_LAST`] if the entry is the last of the prefixes announced under this block hash.
@@ -69,7 +69,7 @@ impl Entry {
     }
 }
 
-/// A prefix and a block hash that have no entry yet, with their hashes in the tables.
+/// A prefix and a block hash that are not in the table yet, with their hashes in the two hash tables.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pair {
     prefix: u64,
@@ -148,9 +148,9 @@ impl Entries {
         self.place(prefix).map(|at| &self.all[at as usize])
     }
 
-    /// Prefetches the memory that an event needs. The reads are independent, so that their waits for memory overlap,
-    /// while the later work on each block is not independent. Reads the lines of the hash tables first, then, if there
-    /// are too many entries for the processor's cache, the entries.
+    /// Prefetches the memory that an event with these block hashes and prefixes needs. The reads are independent, so
+    /// that their waits for memory overlap, while the later work on each block is not independent. Reads the hash
+    /// tables first, then, if there are too many entries for the processor's cache, the entries.
     pub(super) fn warm(&self, names: &[u64], prefixes: &[u64]) {
         const MANY: usize = 1 << 13;
         let lines = prefixes.iter().map(|&prefix| self.by_prefix.touch(self.hash(prefix)));
@@ -179,7 +179,7 @@ impl Entries {
         new
     }
 
-    /// Index of a prefix's entry. A missing prefix is added without holders.
+    /// Index of the entry of a prefix. A prefix without an entry gets one, without holders.
     #[inline]
     pub(super) fn find_or_add(&mut self, prefix: u64, depth: u32, now: u32) -> u32 {
         if let Some(at) = self.place(prefix) {
@@ -192,7 +192,7 @@ impl Entries {
         at
     }
 
-    /// Combines a prefix and a block hash, if there is no entry for either; else `None`.
+    /// Combines a prefix and a block hash, with their hashes, if the table has no entry for either; else `None`.
     #[inline]
     pub(super) fn new_pair(&self, prefix: u64, name: u64) -> Option<Pair> {
         let pair = Pair { prefix, name, prefix_hash: self.hash(prefix), name_hash: self.hash(name) };
@@ -202,7 +202,7 @@ impl Entries {
         (!named && !known).then_some(pair)
     }
 
-    /// Adds an entry for a prefix with its only block hash, held by the given set of pods.
+    /// Adds an entry for a prefix that has one block hash, held by the set of pods with the number `pods`.
     #[inline]
     pub(super) fn add_named(&mut self, pair: Pair, depth: u32, now: u32, pods: u32) {
         self.grow_prefixes();
@@ -216,7 +216,7 @@ impl Entries {
         self.by_engine.insert(name_hash, at);
     }
 
-    /// Enlarges the hash table of prefixes if it is full.
+    /// Enlarges the hash table that finds entries by prefix hash, if it is full.
     #[inline]
     fn grow_prefixes(&mut self) {
         if self.by_prefix.is_full() {
@@ -224,7 +224,7 @@ impl Entries {
         }
     }
 
-    /// Enlarges the hash table of block hashes if it is full.
+    /// Enlarges the hash table that finds entries by block hash, if it is full.
     #[inline]
     fn grow_names(&mut self) {
         if self.by_engine.is_full() {
@@ -232,14 +232,14 @@ impl Entries {
         }
     }
 
-    /// Removes an entry that has no holders and no block hashes left.
+    /// Removes the entry of a prefix that has no holders and no block hashes left.
     pub(super) fn remove(&mut self, at: u32) {
         let prefix = self.all[at as usize].prefix;
         self.by_prefix.remove(self.hash(prefix), at);
         self.vacant.push(at);
     }
 
-    /// Indexes of the entries whose main block hash is `engine`.
+    /// Indexes of the entries (prefixes) whose main block hash is `engine`.
     #[inline]
     pub(super) fn named(&self, engine: u64) -> impl Iterator<Item = u32> {
         self.by_engine.of(self.hash(engine)).filter(move |&at| self.all[at as usize].engine == engine)
@@ -261,13 +261,14 @@ impl Entries {
         self.by_engine.remove(hash, at);
     }
 
-    /// Indexes of the extra block hashes equal to `engine`.
+    /// Indexes of those extra block hashes (beyond a prefix's main one) that are equal to `engine`.
     pub(super) fn others_of(&self, engine: u64) -> impl Iterator<Item = u32> {
         let named = move |at: &u32| self.others[*at as usize].engine == engine;
         self.by_other.iter_hash(self.hash(engine)).copied().filter(named)
     }
 
-    /// Adds an extra block hash to an entry, used by no pod yet. Returns its index.
+    /// Adds an extra block hash (beyond the main one) to the entry of a prefix, used by no pod yet. Returns the index
+    /// of the block hash.
     pub(super) fn add_other(&mut self, at: u32, engine: u64, last: bool) -> u32 {
         let next = self.all[at as usize].others;
         let other = ExtraName { engine, entry: at, pods: EMPTY, next, last };
@@ -278,7 +279,7 @@ impl Entries {
         other
     }
 
-    /// Removes an extra block hash that no pod uses.
+    /// Removes an extra block hash (beyond a prefix's main one) that no pod uses.
     pub(super) fn remove_other(&mut self, other: u32) {
         let ExtraName { engine, entry, next, .. } = self.others[other as usize];
         let mut before = self.all[entry as usize].others;
@@ -296,7 +297,7 @@ impl Entries {
         self.vacant_others.push(other);
     }
 
-    /// Moves the entries together once more than half of the slots are unused, to free memory.
+    /// Moves the entries of the prefixes together once more than half of their slots are unused, to free memory.
     pub(super) fn compact(&mut self) {
         const FEW: usize = 64;
         let sparse = |all: usize, live: usize| all > FEW && live < all / 2;

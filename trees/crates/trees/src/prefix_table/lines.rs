@@ -7,20 +7,21 @@
 //! a million (medians), but 1.1 instead of 1.4 in one of 10,000, which is cached anyway, and 45 us instead of 50 for a
 //! full hit of 2,048 blocks.
 
-/// Maximum number of numbers in a line.
+/// Maximum number of entries (numbers) in a line, a cache line of the hash table.
 const ROOM: usize = 12;
-/// Mean number of numbers per line at which a hash table counts as full.
+/// Mean number of entries (numbers) per cache line at which a hash table counts as full.
 const LOAD: usize = 8;
-/// Index of a count among a line's tags: the count of numbers that belong to this line or an earlier one, but are
-/// stored in a later line.
+/// Index, among the tags of a line (a cache line of the hash table), of a count: numbers that belong to this line or an
+/// earlier one, but are stored in a later line.
 const PASSED: usize = 12;
-/// Value of a line's count of passed numbers that is too large to be maintained; only a new table resets it.
+/// Value at which a line's count of numbers that are stored in later lines is too large to be maintained; only a new
+/// table resets it.
 const MANY: u8 = u8::MAX;
 
 #[derive(Debug, Clone)]
 #[repr(align(64))]
 struct Line {
-    /// Tags of the numbers in the line, 0 for an empty slot; then the count at [`PASSED`].
+    /// Tags (parts of the hashes) of the numbers in the line, 0 for an empty slot; then the count at [`PASSED`].
     tags: [u8; 16],
     numbers: [u32; ROOM],
 }
@@ -32,18 +33,18 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Creates an empty hash table with a capacity of `numbers` numbers.
+    /// Creates an empty hash table with a capacity of `numbers` entries, each of which is a number.
     pub(super) fn with_capacity(numbers: usize) -> Self {
         let empty = Line { tags: [0; 16], numbers: [0; ROOM] };
         Self { lines: vec![empty; numbers.div_ceil(LOAD)], len: 0 }
     }
 
-    /// Creates an empty hash table with 1.5 times the capacity.
+    /// Creates an empty hash table with 1.5 times the capacity of this one.
     pub(super) fn next(&self) -> Self {
         Self::with_capacity((self.capacity() * 3 / 2).max(4))
     }
 
-    /// True if no further number fits.
+    /// True if no further number may be inserted into this hash table.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.len == self.capacity()
@@ -53,7 +54,7 @@ impl Lines {
         self.len
     }
 
-    /// Number of stored numbers at which the hash table counts as full.
+    /// Number of entries at which the hash table is full.
     pub(super) fn capacity(&self) -> usize {
         self.lines.len() * LOAD
     }
@@ -74,14 +75,14 @@ impl Lines {
         if line + 1 == self.lines.len() { 0 } else { line + 1 }
     }
 
-    /// Prefetches the line of a hash by reading a byte. The read depends only on the hash, so that many prefetches wait
-    /// for memory at the same time.
+    /// Prefetches the part of the hash table for a hash by reading one byte of it. The read depends only on the hash,
+    /// so that many prefetches wait for memory at the same time.
     #[inline]
     pub(super) fn touch(&self, hash: u64) -> u8 {
         self.lines.get(self.home(hash)).map_or(0, |line| line.tags[PASSED])
     }
 
-    /// Iterates over all numbers that may have been inserted with the given hash.
+    /// Iterates over all numbers in the hash table that may have been inserted with the given hash.
     #[inline]
     pub(super) fn of(&self, hash: u64) -> Candidates<'_> {
         let at = self.home(hash);
@@ -96,7 +97,7 @@ impl Lines {
         }
     }
 
-    /// Inserts a number. The table must not be full.
+    /// Inserts a number with a hash into the hash table, which must not be full.
     #[inline]
     pub(super) fn insert(&mut self, hash: u64, number: u32) {
         debug_assert!(self.len < self.capacity());
@@ -116,7 +117,7 @@ impl Lines {
         }
     }
 
-    /// Removes a number inserted with the given hash. Returns true if it existed.
+    /// Removes from the hash table a number that was inserted with the given hash. Returns true if it existed.
     #[inline]
     pub(super) fn remove(&mut self, hash: u64, number: u32) -> bool {
         let mut candidates = self.of(hash);
@@ -139,7 +140,7 @@ impl Lines {
 }
 
 impl Line {
-    /// Slots of the line whose tag is `tag`, as bits in the layout of [`place`].
+    /// Slots of the line (a cache line of the hash table) whose tag is `tag`, as bits in the layout of [`place`].
     #[inline]
     fn found(&self, tag: u8) -> u64 {
         // Eight tags at a time: a byte of `other` is 0 where they are equal, and the highest bit of each byte of the
@@ -153,8 +154,8 @@ impl Line {
     }
 }
 
-/// Slot number of the lowest set bit. Each of the first 8 slots has 8 bits, and the other slots have bits between
-/// these.
+/// Number of the slot (place in a line of the hash table) of the lowest bit set in `bits`. Each of the first 8 slots
+/// has 8 bits, and the other slots have bits between these.
 #[inline]
 fn place(bits: u64) -> usize {
     let bit = bits.trailing_zeros() as usize;
@@ -167,9 +168,10 @@ pub(super) struct Candidates<'a> {
     at: usize,
     tag: u8,
     found: u64,
-    /// Slot of the number returned last.
+    /// Slot (place in the present line) of the number that was returned last.
     place: usize,
-    /// Number of lines left to read, including the present one. It limits a search to one pass over the table.
+    /// Number of lines (cache lines of the hash table) left to read, including the present one. It limits a search to
+    /// one pass over the table.
     left: usize,
 }
 

@@ -65,23 +65,23 @@ pub struct Stats {
     pub contexts: usize,
     /// Number of entries in all contexts: prefix hashes with at least one holder.
     pub prefixes: usize,
-    /// Number of block hashes of prefixes beyond the first of each.
+    /// Number of block hashes by which prefixes were announced, beyond the first of each prefix.
     pub other_names: usize,
-    /// Number of different sets of pods.
+    /// Number of different sets of pods that hold a prefix.
     pub pod_sets: usize,
-    /// Number of pods, counted once in each context.
+    /// Number of pods in all contexts (pairs of model and adapter); a pod in several contexts counts several times.
     pub pods: usize,
-    /// Memory of the table, in bytes.
+    /// Memory of the prefix table, in bytes.
     pub bytes: usize,
-    /// Number of store events whose pod did not hold the parent.
+    /// Number of store events whose pod did not hold the parent block.
     pub unknown_parents: u64,
     /// Number of removed blocks that the pod did not hold.
     pub unknown_removals: u64,
-    /// Number of prefixes evicted because they were unused for too long.
+    /// Number of prefixes evicted because they were not used for too long.
     pub evicted_by_age: u64,
-    /// Number of prefixes evicted because their context had too many.
+    /// Number of prefixes evicted because their context (model and adapter) had more than its maximum.
     pub evicted_by_limit: u64,
-    /// Number of contexts evicted because there were too many.
+    /// Number of contexts (pairs of model and LoRA adapter) evicted because there were too many.
     pub evicted_contexts: u64,
 }
 
@@ -108,7 +108,7 @@ impl SyncPrefixHashTable {
         Ok(Self { inner, worker })
     }
 
-    /// Settings of the table.
+    /// Settings of the prefix table.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.inner.config
@@ -270,7 +270,7 @@ impl SyncPrefixHashTable {
         self.inner.evict_expired()
     }
 
-    /// Sizes and counts of the table. O(contexts and different sets of pods).
+    /// Sizes and counts of the prefix table. O(contexts and different sets of pods).
     #[must_use]
     pub fn stats(&self) -> Stats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -306,7 +306,7 @@ impl SyncPrefixHashTable {
         self.worker.stop();
     }
 
-    /// True if the table was closed.
+    /// True if the table was closed, so that no background thread evicts expired prefixes.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.worker.is_stopped()

@@ -11,15 +11,17 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashTable};
 use smallvec::SmallVec;
 
-/// Way of holding a prefix: the pod announced it by the block hash stored in the entry.
+/// Way (a bit) in which a pod holds a prefix: the pod announced the prefix by the block hash stored in its entry.
 pub(super) const NAMED: u32 = 1;
-/// Way of holding a prefix: the pod announced it by an extra block hash.
+/// Way (a bit) in which a pod holds a prefix: the pod announced the prefix by an extra block hash, beyond the one in
+/// its entry.
 pub(super) const OTHER: u32 = 2;
-/// Way of holding a prefix: the router sent the prompt to the pod, which is expected to hold it.
+/// Way (a bit) in which a pod holds a prefix: the router sent a prompt with the prefix to the pod, which is expected to
+/// hold it.
 pub(super) const ADDED: u32 = 4;
 const WAYS: u32 = 3;
 
-/// Number of the empty set.
+/// Number of the set that contains no pods.
 pub(super) const EMPTY: u32 = 0;
 
 /// A pod, and the ways in which it holds a prefix, as bits: announced by block hash, or added by the router.
@@ -38,15 +40,16 @@ impl Member {
 
 #[derive(Debug, Default)]
 struct Set {
-    /// Members of the set, in increasing order.
+    /// Pods in the set, in increasing order, each with the ways in which it holds the prefix.
     members: Box<[Member]>,
     hash: u64,
     references: u32,
-    /// Union of the ways (bits: announced by block hash, or added by the router) in which the members hold a prefix.
+    /// Union of the ways (bits: announced by block hash, or added by the router) in which the pods of the set hold a
+    /// prefix.
     ways: u32,
 }
 
-/// All sets of pods in use, by number.
+/// All sets of pods that hold a prefix, by number; equal sets are stored once.
 #[derive(Debug)]
 pub(super) struct Sets {
     sets: Vec<Set>,
@@ -80,7 +83,8 @@ impl Sets {
         &self.sets[set as usize].members
     }
 
-    /// Ways in which a pod of a set holds the prefix, as bits; 0 if the pod is not a member.
+    /// Ways in which a pod of a set holds the prefix, as bits (announced by block hash, or added by the router); 0 if
+    /// the pod is not in the set.
     pub(super) fn ways(&self, set: u32, pod: u32) -> u32 {
         let members = self.members(set);
         members.binary_search_by_key(&pod, |member| member.pod()).map_or(0, |at| members[at].ways())
@@ -92,12 +96,12 @@ impl Sets {
         self.sets[set as usize].ways & way != 0
     }
 
-    /// Number of sets in use, without the empty set.
+    /// Number of sets of pods in use, without the empty set.
     pub(super) fn len(&self) -> usize {
         self.by_members.len()
     }
 
-    /// Memory of the sets, in bytes.
+    /// Memory of all sets of pods, in bytes.
     pub(super) fn bytes(&self) -> usize {
         let members: usize = self.sets.iter().map(|set| size_of_val::<[Member]>(&set.members)).sum();
         members
@@ -106,8 +110,8 @@ impl Sets {
             + self.vacant.capacity() * 4
     }
 
-    /// Returns the set of pods that equals `set`, except that `pod` holds the prefix in the given ways; 0 removes the
-    /// pod. A reference to `set` becomes a reference to the returned set.
+    /// Exchanges a reference to a set of pods for a reference to the set in which the pod has the given ways of holding
+    /// a prefix (as bits); 0 removes the pod.
     #[inline]
     pub(super) fn change(&mut self, set: u32, pod: u32, ways: u32, watch: &mut impl Watch) -> u32 {
         let to = match self.last {
@@ -165,7 +169,7 @@ impl Sets {
         }
     }
 
-    /// Releases one reference to a set.
+    /// Releases one reference to a set of pods; a set without references is removed.
     pub(super) fn release(&mut self, set: u32, watch: &mut impl Watch) {
         if set == EMPTY {
             return;
@@ -184,7 +188,7 @@ impl Sets {
         gone.members.iter().for_each(|member| watch.left(member.pod()));
     }
 
-    /// Number of references to each set, by the set's number.
+    /// Number of references to each set of pods, by the set's number.
     #[cfg(test)]
     pub(super) fn references(&self) -> Vec<u32> {
         self.sets.iter().map(|set| set.references).collect()
@@ -194,7 +198,8 @@ impl Sets {
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     numbers: HashMap<Arc<str>, u32>,
-    /// Name of each pod and number of its uses, by the pod's number; `None` for an unused number.
+    /// Name of each pod and number of its uses (mainly sets that contain it), by the pod's number; `None` for an unused
+    /// number.
     pods: Vec<(Option<Arc<str>>, u32)>,
     vacant: Vec<u32>,
 }

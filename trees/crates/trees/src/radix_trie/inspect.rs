@@ -3,7 +3,7 @@
 use super::Error;
 use super::trie::{NONE, Node, NodeId, ROOT, RadixTrie};
 
-/// Tokens and blocks of a node.
+/// Tokens and blocks of one node on a path of the trie.
 type Part<'a, B> = (&'a [u32], &'a [B]);
 
 impl<B> RadixTrie<B> {

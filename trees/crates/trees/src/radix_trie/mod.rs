@@ -44,13 +44,13 @@ pub enum Error {
     /// The page size is 0.
     #[error("page_size must be at least 1, got {got}")]
     PageSize {
-        /// The given page size.
+        /// Page size that was given, in tokens.
         got: u64,
     },
-    /// The tokens of an insert are not whole pages.
+    /// The number of tokens of an insert is not a multiple of the page size.
     #[error("{tokens} tokens are not whole pages of {page_size}: insert full pages only, and keep the rest")]
     Unaligned {
-        /// Number of tokens.
+        /// Number of tokens given to the insert.
         tokens: usize,
         /// Number of tokens in a page.
         page_size: usize,
@@ -58,23 +58,23 @@ pub enum Error {
     /// The number of blocks of an insert is not the number of its pages.
     #[error("{blocks} blocks for {tokens} tokens: pages of {page_size} tokens need exactly {}", tokens / page_size)]
     BlockCount {
-        /// Number of tokens.
+        /// Number of tokens given to the insert.
         tokens: usize,
         /// Number of tokens in a page.
         page_size: usize,
-        /// Number of blocks.
+        /// Number of blocks given to the insert.
         blocks: usize,
     },
     /// The call had no tokens.
     #[error("tokens must not be empty")]
     Empty,
-    /// The node, or the end of its tokens, has been evicted.
+    /// The node, or the part of its tokens that the identifier stands for, has been evicted.
     #[error("at least the last page of the node was evicted: match the tokens again to find what is left")]
     EvictedNode,
-    /// The sequence has not marked the node as in use.
+    /// The sequence has not marked the node as in use, so that it cannot release the node.
     #[error("sequence {sequence} does not use the node: mark it first, and release it once")]
     NotInUse {
-        /// The sequence's number.
+        /// Number of the sequence.
         sequence: i64,
     },
     /// The trie cannot number any more nodes.
@@ -86,7 +86,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Code of the error, the same in every release.
+    /// Stable code of the error, a word that is the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -103,21 +103,21 @@ impl Error {
 
 /// A sequence of tokens, each stored in 32 bits.
 pub trait Tokens {
-    /// Number of tokens.
+    /// Number of tokens in the sequence.
     fn len(&self) -> usize;
 
     /// Token at the index `position`, which must be below [`Tokens::len`].
     fn at(&self, position: usize) -> u32;
 
-    /// True if there are no tokens.
+    /// True if the sequence has no tokens.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Number of tokens from index `start` on that equal the beginning of `kept`.
+    /// Number of tokens of this sequence, from index `start` on, that equal the beginning of `kept`.
     fn common(&self, start: usize, kept: &[u32]) -> usize;
 
-    /// Appends the tokens from `start` to before `end` to `kept`.
+    /// Appends the tokens of this sequence from index `start` to before `end` to `kept`.
     fn copy(&self, start: usize, end: usize, kept: &mut Vec<u32>);
 }
 

@@ -9,7 +9,7 @@ use super::trie::{NONE, ROOT};
 use super::*;
 
 impl<B> RadixTrie<B> {
-    /// Checks all stored counts by a recount; panics if one differs.
+    /// Checks all counts that the trie keeps against counts computed anew; panics if one differs.
     fn recount(&self) {
         let (mut nodes, mut blocks, mut free) = (1, 0, BTreeSet::new());
         for (index, node) in self.nodes.iter().enumerate() {
@@ -43,7 +43,8 @@ impl<B> RadixTrie<B> {
     }
 }
 
-/// One page of the model: its block, its time of last use, its users, and true if a node begins with it.
+/// One page of tokens in the model of a trie: its block, its time of last use, its users, and true if a node begins
+/// with it.
 struct Page {
     block: u64,
     stamp: u64,
@@ -84,7 +85,8 @@ impl Model {
         found
     }
 
-    /// Inserts the last pages of `tokens`, and returns the number of pages that existed.
+    /// Inserts the last pages of `tokens`, with their blocks, into the model. Returns the number of leading pages of
+    /// `tokens` that the model already contained.
     fn insert(&mut self, tokens: &[u32], blocks: &[u64]) -> usize {
         let known = self.matched(tokens).len();
         let above = tokens.len() / self.page - blocks.len();

@@ -15,9 +15,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{Error, Tokens};
 
-/// Index that stands for no node.
+/// Index that stands for no node of the trie.
 pub(super) const NONE: u32 = u32::MAX;
-/// Index of the root.
+/// Index of the root node, at which every sequence begins.
 pub(super) const ROOT: u32 = 0;
 
 /// Identifier of a node, and so of the end of one cached sequence of tokens.
@@ -46,7 +46,8 @@ pub(super) struct Node<B> {
     pub(super) users: SmallVec<[i64; 2]>,
     /// Time at which the node was created or last released, on the trie's clock, which counts operations.
     pub(super) stamp: u64,
-    /// Generation number of the node in this slot; 0 for an unused slot.
+    /// Generation number of the node in this slot (place in the vector of nodes), which grows when the slot is reused;
+    /// 0 for an unused slot.
     pub(super) generation: u64,
 }
 
@@ -95,14 +96,15 @@ impl<B> Node<B> {
 #[derive(Debug)]
 pub struct RadixTrie<B> {
     pub(super) page_size: usize,
-    /// Nodes by index, the root first; unused slots have generation 0 and are listed in `vacant`.
+    /// Nodes of the trie by index, the root first; unused slots (places for nodes) have generation 0 and are listed in
+    /// `vacant`.
     pub(super) nodes: Vec<Node<B>>,
-    /// Indexes of unused slots. The lowest is reused first, so that the end of `nodes` becomes free and can be
-    /// released.
+    /// Indexes of unused slots (places in the vector of nodes). The lowest is reused first, so that the end of `nodes`
+    /// becomes free and can be released.
     pub(super) vacant: BTreeSet<u32>,
-    /// Indexes of all nodes but the root, found by parent and first page.
+    /// Hash table of the indexes of all nodes but the root, found by parent and first page of tokens.
     pub(super) children: HashTable<u32>,
-    /// Leaves not in use, by time of last use and index, the least recently used first.
+    /// Leaves (nodes without children) not in use, by time of last use and index, the least recently used first.
     pub(super) order: BTreeSet<(u64, u32)>,
     pub(super) blocks: usize,
     pub(super) clock: u64,
@@ -142,7 +144,7 @@ impl<B> RadixTrie<B> {
         self.page_size
     }
 
-    /// Identifier of the root, at which every sequence begins.
+    /// Identifier of the trie's root node, at which every sequence begins.
     #[must_use]
     pub fn root(&self) -> NodeId {
         self.name(ROOT)
@@ -220,7 +222,7 @@ impl<B> RadixTrie<B> {
         xxh3_64_with_seed(bytemuck::cast_slice(page), self.seed ^ u64::from(parent) << 32)
     }
 
-    /// Adds a node in an unused slot, not yet linked to other nodes. Returns its index.
+    /// Adds a node in an unused slot (place in the vector of nodes), not yet linked to other nodes. Returns its index.
     pub(super) fn add(&mut self, parent: u32, key: u64, tokens: Vec<u32>, blocks: Vec<B>, stamp: u64) -> u32 {
         self.generation += 1;
         let node = Node::new(parent, key, tokens, blocks, stamp, self.generation);
@@ -329,7 +331,7 @@ impl<B> RadixTrie<B> {
         nodes.into_iter().flat_map(|node| node.blocks).collect()
     }
 
-    /// Removes an empty leaf from the trie; its parent may become a leaf.
+    /// Removes a leaf (node without children) that has no blocks left from the trie; its parent may become a leaf.
     fn unlink(&mut self, leaf: u32) {
         let Node { parent, next, previous, key, .. } = self.nodes[leaf as usize];
         self.link_neighbours(parent, previous, next, next, previous);
@@ -344,7 +346,7 @@ impl<B> RadixTrie<B> {
         }
     }
 
-    /// Frees the slots of evicted nodes at the end of the vector.
+    /// Frees the slots (places in the vector of nodes) of evicted nodes at the end of the vector.
     ///
     /// Nodes in the middle cannot move, since identifiers contain their index; the lowest unused slots are reused
     /// first.

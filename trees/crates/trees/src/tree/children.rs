@@ -6,7 +6,7 @@
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-/// Number of children up to which a scan of the list is faster than hashing.
+/// Number of a node's children up to which a scan of the list is faster than hashing.
 const FEW: usize = 16;
 
 #[derive(Debug)]
@@ -39,7 +39,8 @@ impl Children {
         }
     }
 
-    /// Finds the first child with the given key for which `is_it` returns true.
+    /// Finds the first child of a node with the given key (of its first character or page) for which `is_it` returns
+    /// true.
     pub(crate) fn find(&self, key: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         match self {
             Self::Few(list) => list.iter().find(|&&(k, node)| k == key && is_it(node)).map(|&(_, node)| node),
@@ -63,7 +64,7 @@ impl Children {
         }
     }
 
-    /// Replaces the child `old` by the child `new`, which has the same key.
+    /// Replaces, in a node's list of children, the child `old` by the child `new`, which has the same key.
     pub(crate) fn replace(&mut self, key: u32, old: u32, new: u32) {
         let slot = match self {
             Self::Few(list) => list.iter_mut().find(|c| c.1 == old),
@@ -100,7 +101,7 @@ impl Children {
         }
     }
 
-    /// All children, in unspecified order.
+    /// Numbers of all children of a node, in unspecified order.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = u32> + '_ {
         let (list, table) = match self {
             Self::Few(list) => (Some(list.iter()), None),
@@ -109,7 +110,7 @@ impl Children {
         list.into_iter().flatten().chain(table.into_iter().flatten()).map(|&(_, node)| node)
     }
 
-    /// Heap memory of the children, in bytes.
+    /// Heap memory of the list of a node's children, in bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::Few(list) if list.spilled() => list.capacity() * 8,

@@ -8,19 +8,19 @@ use super::shared::SharedTree;
 use super::units::Units;
 use super::{Entry, TenantId};
 
-/// A node on the current path, with its children not yet visited.
+/// A node on the path from the root to the present node of an iteration, with its children not yet visited.
 struct Level {
     node: u32,
     /// Length of the node's path from the root, in items (bytes of text or tokens).
     path: usize,
-    /// Children not yet visited, the next one last.
+    /// Children of the node that the iteration has not visited yet, the next one last.
     children: Vec<(u32, u64)>,
 }
 
 /// Position of an iteration over the nodes of a tree.
 pub(crate) struct Cursor<I> {
     path: Vec<I>,
-    /// Nodes on the current path; `None` before the first step.
+    /// Nodes on the path from the root to the iteration's present node; `None` before the first step.
     levels: Option<Vec<Level>>,
 }
 
@@ -54,7 +54,7 @@ impl<I: Copy> Cursor<I> {
         Self { path: Vec::new(), levels: None }
     }
 
-    /// Moves to the next node of the tree, and returns it; `None` at the end.
+    /// Moves the iteration to the next node of the tree, and returns this node; `None` at the end.
     pub(crate) fn next<U: Units<Item = I>>(&mut self, tree: &SharedTree<U>) -> Option<Entry<Vec<I>>> {
         tree.with(|core| {
             let levels = self.levels.get_or_insert_with(|| vec![core.level(ROOT, 0)]);

@@ -38,8 +38,8 @@ impl Holder {
         Self { tenant, kids: 0, since, accessed: accessed.into(), hits: hits.into(), priority }
     }
 
-    /// Copy of this holder for the upper part of a split node: no access ended there yet, so its number of accesses is
-    /// 0.
+    /// Copy of this holder for the upper part of a node that is split: no access of the tenant ended there yet, so its
+    /// number of accesses is 0.
     fn above(&self) -> Self {
         Self {
             tenant: self.tenant,
@@ -61,7 +61,8 @@ impl Holder {
         self.hits.load(Relaxed)
     }
 
-    /// Records an access that ends at the node. Works with a shared reference, since matches run in parallel.
+    /// Records an access of the tenant that ends at the node, at the time `tick`. Works with a shared reference, since
+    /// matches run in parallel.
     pub(crate) fn access(&self, tick: u64) {
         self.accessed.fetch_max(tick, Relaxed);
         // Saturates instead of wrapping.
@@ -84,7 +85,7 @@ impl Holder {
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     sorted: SmallVec<[Holder; 1]>,
-    /// Number of the tenant that has held the node longest, which a match returns.
+    /// Number of the tenant that has held the node longest, which a match at the node returns.
     first: u32,
 }
 
@@ -101,7 +102,7 @@ impl Holders {
         self.sorted.iter()
     }
 
-    /// The tenant that has held the node longest.
+    /// Tenant that has held the node longest, with its accesses; `None` if no tenant holds the node.
     pub(crate) fn first(&self) -> Option<&Holder> {
         self.get(self.first)
     }
@@ -118,7 +119,7 @@ impl Holders {
         self.place(tenant).ok().map(|at| &mut self.sorted[at])
     }
 
-    /// Adds a tenant that did not hold the node.
+    /// Adds a tenant that did not hold the node to its holders.
     pub(crate) fn add(&mut self, holder: Holder) {
         if self.first().is_none_or(|f| holder.since < f.since) {
             self.first = holder.tenant;
@@ -145,12 +146,12 @@ impl Holders {
         Some(gone)
     }
 
-    /// Copy of the holders, for the upper of the two nodes into which their node is split.
+    /// Copy of a node's holders, for the upper of the two nodes into which the node is split.
     pub(crate) fn above(&self) -> Self {
         Self { sorted: self.sorted.iter().map(Holder::above).collect(), first: self.first }
     }
 
-    /// Heap memory of the holders, in bytes.
+    /// Heap memory of a node's list of holders, in bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         if self.sorted.spilled() { self.sorted.capacity() * size_of::<Holder>() } else { 0 }
     }
@@ -244,7 +245,8 @@ impl<U: Units> Core<U> {
         true
     }
 
-    /// Adds all leaves to their tenants' orders of eviction, after a snapshot was restored.
+    /// Adds all leaves (nodes that a tenant holds without any of their children) to their tenants' orders of eviction,
+    /// after a snapshot was restored.
     pub(crate) fn enqueue_all(&mut self) {
         for number in 1..self.nodes.len() as u32 {
             let leaves: Vec<u32> = self

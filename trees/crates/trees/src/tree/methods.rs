@@ -150,7 +150,7 @@ macro_rules! tree_methods {
                 self.tree.contains_tenant(tenant)
             }
 
-            /// Number of nodes, without the root.
+            /// Number of nodes in the tree, without the root.
             #[must_use]
             pub fn node_count(&self) -> usize {
                 self.tree.node_count()
@@ -162,7 +162,7 @@ macro_rules! tree_methods {
                 self.tree.bytes()
             }
 
-            /// Policy that decides which leaves are evicted first.
+            /// Policy that decides which of the leaves, the ends of stored prompts, are evicted first.
             #[must_use]
             pub fn eviction_policy(&self) -> EvictionPolicy {
                 self.tree.policy()
@@ -223,7 +223,7 @@ macro_rules! tree_methods {
                 self.tree.evict_tenant(tenant, 0)
             }
 
-            /// Removes all tenants and nodes.
+            /// Removes all tenants and nodes from the tree.
             pub fn clear(&self) {
                 self.tree.clear();
             }

@@ -44,7 +44,7 @@ pub(crate) use text::Text;
 pub(crate) use tokens::Tokens;
 pub(crate) use units::Units;
 
-/// Name of a tenant: a worker, usually given by its URL.
+/// Name of a tenant, for which the tree records prompts: usually a worker's URL.
 pub type TenantId = Arc<str>;
 
 /// Result of a match: the tenant with the longest prefix of a prompt, and lengths.
@@ -80,7 +80,7 @@ fn ratio(part: usize, of: usize) -> f64 {
     if of == 0 { 0.0 } else { part as f64 / of as f64 }
 }
 
-/// A node of a tree, as returned by iteration.
+/// A node of a tree, as returned by an iteration over the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<P> {
     /// Text or tokens from the root to the end of the node.
@@ -94,10 +94,10 @@ pub struct Entry<P> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
-    /// The page size is not supported.
+    /// The page size is not supported: it must be a power of two from 1 to 128.
     #[error("page_size must be a power of two from 1 to 128, got {got}")]
     PageSize {
-        /// The given page size.
+        /// Page size that was given, in tokens.
         got: usize,
     },
     /// The name of the eviction policy is unknown.
@@ -105,19 +105,19 @@ pub enum TreeError {
         "unknown eviction policy {name:?}: it is one of \"lru\", \"lfu\", \"fifo\", \"mru\", \"filo\", \"priority\""
     )]
     UnknownPolicy {
-        /// The given name.
+        /// Name that was given for the eviction policy.
         name: String,
     },
     /// The bytes are not a snapshot of a tree of this kind.
     #[error("not a snapshot: {why}")]
     Snapshot {
-        /// Description of the error in the bytes.
+        /// Description of what is wrong with the snapshot's bytes.
         why: &'static str,
     },
 }
 
 impl TreeError {
-    /// Code of the error, the same in every release.
+    /// Stable code of the error, a word that is the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

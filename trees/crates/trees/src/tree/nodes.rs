@@ -12,7 +12,7 @@ use super::order::{EvictionPolicy, Leaf};
 use super::path_hash::PathHasher;
 use super::units::{Mark, Units};
 
-/// Number of the root, which has no holders and no edge.
+/// Number of the root node, which no tenant holds and which has no text or tokens of its own.
 pub(crate) const ROOT: u32 = 0;
 
 /// A run, that is, a shared buffer of items (bytes of text or tokens), with the number of items that nodes still use.
@@ -33,8 +33,8 @@ pub(crate) struct Node<B> {
     pub(crate) shape: u32,
     pub(crate) parent: u32,
     pub(crate) key: u32,
-    /// Position in the run at which the node's edge begins. The following fields are the edge's numbers of items (bytes
-    /// or tokens) and units (characters or tokens).
+    /// Position at which the text or tokens of the node's edge begin in their run (a shared buffer). The following
+    /// fields are the edge's numbers of items (bytes or tokens) and units (characters or tokens).
     pub(crate) from: Mark,
     pub(crate) items: u32,
     pub(crate) units: u32,
@@ -49,14 +49,14 @@ impl<B> Node<B> {
     }
 }
 
-/// Place in the tree at which a descent along an input ended.
+/// Place in the tree at which a descent from the root along an input (text or tokens) ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Descent {
     pub(crate) node: u32,
     pub(crate) birth: u64,
     pub(crate) shape: u32,
-    /// Number of items (bytes or tokens) matched within the node's edge. The next field is the position of their end in
-    /// the edge's run.
+    /// Number of items (bytes or tokens) matched within the node's edge, the text or tokens between its parent and it.
+    /// The next field is the position of their end in the edge's buffer.
     pub(crate) within: u32,
     pub(crate) mark: Mark,
     /// Number of items (bytes or tokens) matched since the root. The next field is the number of units (characters or
@@ -65,7 +65,8 @@ pub(crate) struct Descent {
     pub(crate) units: usize,
 }
 
-/// A new run (buffer of text or tokens), with its numbers of items and units.
+/// A new run (buffer of text or tokens) to be added to a tree, with its numbers of items (bytes or tokens) and units
+/// (characters or tokens).
 pub(crate) struct Piece<B> {
     pub(crate) run: Arc<Run<B>>,
     pub(crate) items: usize,
@@ -84,9 +85,9 @@ pub(crate) struct Core<U: Units> {
     pub(crate) ticks: AtomicU64,
     /// Sum of the units (characters or tokens) held by all tenants.
     pub(crate) units: usize,
-    /// Memory of the nodes, their heap data, and the runs that contain their edges, in bytes.
+    /// Memory of the nodes, their heap data, and the runs (shared buffers) that contain their text or tokens, in bytes.
     pub(crate) stored: usize,
-    /// Number of entries in the tenants' orders of eviction.
+    /// Number of entries in the heaps of all tenants that order their leaves by eviction.
     pub(crate) queued: usize,
 }
 
@@ -138,12 +139,13 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// True if the node of an earlier descent still exists, with an unchanged edge.
+    /// True if the node at which an earlier descent along an input ended still exists, with an unchanged edge (text or
+    /// tokens below its parent).
     pub(crate) fn still(&self, found: &Descent) -> bool {
         self.try_node(found.node).is_some_and(|n| n.birth == found.birth && n.shape == found.shape)
     }
 
-    /// Number of nodes, without the root.
+    /// Number of nodes in the tree, without the root.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len() - self.free.len() - 1
     }
@@ -156,7 +158,7 @@ impl<U: Units> Core<U> {
             + self.tenants.bytes()
     }
 
-    /// All nodes but the root, in unspecified order.
+    /// All nodes of the tree but the root, in unspecified order.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = &Node<U::Buffer>> {
         self.nodes.iter().skip(1).filter_map(Option::as_deref)
     }
@@ -187,7 +189,7 @@ impl<U: Units> Core<U> {
         self.births
     }
 
-    /// Changes a node by a function, and updates the count of its heap memory.
+    /// Changes a node by the function `how`, and updates the count of the node's heap memory.
     pub(super) fn change<T>(&mut self, node: u32, how: impl FnOnce(&mut Node<U::Buffer>) -> T) -> T {
         let node = self.node_mut(node);
         let before = node.heap_bytes();
@@ -202,8 +204,8 @@ impl<U: Units> Core<U> {
         16 + size_of::<Run<U::Buffer>>() + U::bytes(&run.buffer)
     }
 
-    /// Adds a node under `parent`, without holders. Its edge consists of `items` items (bytes or tokens) of a run, from
-    /// the position `from` on.
+    /// Adds a node under `parent`, without holders. Its edge (its text or tokens) consists of `items` items (bytes or
+    /// tokens) of a run, a shared buffer, from the position `from` on.
     pub(crate) fn grow(
         &mut self,
         parent: u32,
@@ -233,7 +235,8 @@ impl<U: Units> Core<U> {
         node
     }
 
-    /// Splits a node's edge into two nodes. Returns the number of the new upper node.
+    /// Splits a node into two at a place within its edge (its text or tokens), after `items` items and `units` units.
+    /// Returns the number of the new upper node.
     pub(crate) fn split(&mut self, lower: u32, items: u32, units: u32, mark: Mark, lower_key: u32) -> u32 {
         let (birth, node) = (self.birth(), self.node(lower));
         let (parent, key) = (node.parent, node.key);
@@ -263,7 +266,7 @@ impl<U: Units> Core<U> {
         upper
     }
 
-    /// Removes a node without holders.
+    /// Removes a node that no tenant holds from the tree.
     pub(super) fn remove(&mut self, number: u32) {
         let (parent, key) = (self.node(number).parent, self.node(number).key);
         self.change(parent, |p| p.children.remove(key, number));
@@ -312,7 +315,7 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// Frees unused capacity of the lists of nodes.
+    /// Frees unused capacity of the tree's lists of nodes.
     pub(crate) fn shrink(&mut self) {
         if self.free.len() < 1024 || self.free.len() * 2 < self.nodes.len() {
             return;
@@ -326,13 +329,14 @@ impl<U: Units> Core<U> {
         self.nodes.shrink_to(self.nodes.len() + self.nodes.len() / 8);
     }
 
-    /// Continues the numbering of nodes' births from another tree, which this tree replaces.
+    /// Continues the numbering of the creation of nodes (each node's `birth`) from another tree, which this tree
+    /// replaces.
     pub(crate) fn births_from(&mut self, other: &Self) {
         self.births = other.births;
     }
 
-    /// Finds the node whose path from the root has the given hash. Returns its number and its birth. Walks the tree:
-    /// O(bytes stored).
+    /// Finds the node whose path from the root has the given hash. Returns its number, and its birth, a number that
+    /// identifies its creation. Walks the tree: O(bytes stored).
     pub(crate) fn find_hash(&self, hash: u64) -> Option<(u32, u64)> {
         let mut stack = vec![(ROOT, PathHasher::new())];
         let mut edge = Vec::new();

@@ -34,7 +34,8 @@ pub enum EvictionPolicy {
     Priority,
 }
 
-/// Rank of a leaf in the order of eviction: the smallest is evicted first.
+/// Rank of a leaf (a node that the tenant holds without any of its children) in the order of eviction: the smallest is
+/// evicted first.
 pub(crate) type Rank = (u64, u64);
 
 /// An entry of a tenant's heap: a node that was a leaf of the tenant, with its rank at that time. The reversal makes
@@ -42,10 +43,10 @@ pub(crate) type Rank = (u64, u64);
 pub(crate) type Leaf = (Reverse<Rank>, u32);
 
 impl EvictionPolicy {
-    /// All policies.
+    /// All eviction policies.
     pub const ALL: [Self; 6] = [Self::Lru, Self::Lfu, Self::Fifo, Self::Mru, Self::Filo, Self::Priority];
 
-    /// The policy's name, in lower case.
+    /// Name of the eviction policy, in lower case.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -95,7 +96,7 @@ impl std::fmt::Display for EvictionPolicy {
     }
 }
 
-/// Maximum number of outdated entries in a heap beyond the number of leaves.
+/// Maximum number of outdated entries in the heap of a tenant's leaves, beyond the number of leaves.
 const STALE: usize = 64;
 
 impl<U: Units> Core<U> {
@@ -105,7 +106,7 @@ impl<U: Units> Core<U> {
         (holder.kids == 0).then(|| self.policy.rank(holder))
     }
 
-    /// Adds a leaf to its tenant's order of eviction.
+    /// Adds a leaf (node that the tenant holds without any of its children) to the tenant's order of eviction.
     pub(crate) fn enqueue(&mut self, node: u32, tenant: u32) {
         let Some(rank) = self.leaf_rank(node, tenant) else { return };
         let Some(Tenant { order, leaves, .. }) = self.tenants.get_mut(tenant) else { return };

@@ -12,21 +12,22 @@
 //!   ESCAPE, a, b      three bytes: any pair
 //! ```
 
-/// Number of byte pairs with a code of one byte.
+/// Number of byte pairs of text whose code (compressed form) has one byte.
 const ONE: usize = 224;
 const ESCAPE: usize = 255;
-/// Number of byte pairs with a code of two bytes.
+/// Number of byte pairs of text whose code (compressed form) has two bytes.
 const TWO: usize = (ESCAPE - ONE) * 256;
-/// Number of bytes that must follow a code's first byte, so that it can be read as one word.
+/// Number of bytes that must follow the first byte of a pair's code (compressed form), so that the code can be read as
+/// one word.
 pub(super) const PAD: usize = 4;
-/// Number of byte pairs compared before the result is checked.
+/// Number of byte pairs that are compared between two checks of the result.
 const STRIDE: usize = 16;
-/// Length of text that is encoded and then compared as code, in bytes; this is the faster way as long as everything is
-/// equal.
+/// Length of text that is compressed and then compared in compressed form, in bytes; this is the faster way as long as
+/// everything is equal.
 const CHUNK: usize = 512;
 
 pub(super) struct PairCode {
-    /// Code of each byte pair in the low bytes, and the code's length in the top byte.
+    /// Code (compressed form) of each byte pair in the low bytes, and the code's length in the top byte.
     codes: Box<[u32]>,
     one: [[u8; 2]; ONE],
     two: Box<[[u8; 2]]>,
@@ -37,7 +38,7 @@ fn index(pair: [u8; 2]) -> usize {
 }
 
 impl PairCode {
-    /// Creates a code for the frequencies of byte pairs in a sample of text.
+    /// Creates a code, which compresses byte pairs, for the frequencies of byte pairs in a sample of text.
     pub(super) fn learn(sample: &[u8]) -> Self {
         let mut pairs = vec![0u32; 1 << 16];
         let mut bytes = [0u64; 256];
@@ -97,7 +98,8 @@ impl PairCode {
         at
     }
 
-    /// Decodes the byte pair at the position `at`. Also returns the length of its code.
+    /// Decodes the byte pair whose code (compressed form) begins at index `at`. Also returns the length of its code, in
+    /// bytes.
     #[inline]
     pub(super) fn decode(&self, code: &[u8], at: usize) -> ([u8; 2], usize) {
         let first = usize::from(code[at]);
@@ -110,15 +112,15 @@ impl PairCode {
         }
     }
 
-    /// Length of the code whose first byte is `first`, in bytes.
+    /// Length of a byte pair's code (compressed form) whose first byte is `first`, in bytes.
     #[inline]
     pub(super) fn length(first: u8) -> usize {
         1 + usize::from(usize::from(first) >= ONE) + usize::from(usize::from(first) == ESCAPE)
     }
 
-    /// Compares `text` with the code from position `at` on, except for a rest of less than two strides of [`STRIDE`]
-    /// pairs. Returns the number of equal bytes, a multiple of a stride; the position of their end in the code; and an
-    /// earlier position near that end, as pair of text and code.
+    /// Compares `text` with the compressed text `code` from position `at` on, except for a rest of less than two
+    /// strides of [`STRIDE`] byte pairs. Returns the number of equal bytes, a multiple of a stride; the position of
+    /// their end in the code; and an earlier position near that end, as pair of text and code.
     pub(super) fn strides(&self, code: &[u8], mut at: usize, text: &[u8]) -> (usize, usize, (usize, usize)) {
         const MASKS: [u32; 4] = [0, 0xff, 0xffff, 0xff_ffff];
         let mut equal = 0;

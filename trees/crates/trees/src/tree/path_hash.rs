@@ -3,21 +3,22 @@
 //! The first 8 bytes, little-endian, of BLAKE3 over the path's UTF-8 bytes or its tokens' little-endian bytes, as in
 //! other routers. 0 means "all nodes" and is never a path's hash: a path with this hash gets 1.
 
-/// Value in place of a path's hash that stands for all nodes that a tenant holds.
+/// Value, in place of the hash of a node's path (the text or tokens from the root), that stands for all nodes that a
+/// tenant holds.
 pub const GLOBAL_EVICTION_HASH: u64 = 0;
 
-/// Incremental computation of the hash of a node's path.
+/// Incremental computation of the hash of a node's path, the text or tokens from the root to the node's end.
 #[derive(Debug, Clone, Default)]
 pub struct PathHasher(blake3::Hasher);
 
 impl PathHasher {
-    /// Creates a hasher for the empty path.
+    /// Creates a hasher for the empty path, the root's.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends text to the path.
+    /// Appends text to the path that is hashed.
     pub fn update_text(&mut self, text: &str) {
         self.update_bytes(text.as_bytes());
     }
@@ -26,7 +27,7 @@ impl PathHasher {
         self.0.update(bytes);
     }
 
-    /// Appends tokens to the path.
+    /// Appends tokens to the path that is hashed.
     pub fn update_tokens(&mut self, tokens: &[u32]) {
         if cfg!(target_endian = "little") {
             self.0.update(bytemuck::cast_slice(tokens));
@@ -37,7 +38,7 @@ impl PathHasher {
         }
     }
 
-    /// Hash of the path so far; more may be appended.
+    /// Hash of the path so far; more text or tokens may be appended afterwards.
     #[must_use]
     pub fn finish(&self) -> u64 {
         let mut first = [0; 8];

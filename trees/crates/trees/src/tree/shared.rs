@@ -20,7 +20,7 @@ use super::order::EvictionPolicy;
 use super::units::Units;
 use super::{PrefixMatch, TenantId};
 
-/// Memory limit of a tree that has no limit.
+/// Value of the memory limit for a tree that has no limit.
 pub(crate) const NONE: usize = usize::MAX;
 
 /// A tree of text or tokens with the lock under which threads share it.
@@ -122,7 +122,8 @@ impl<U: Units> SharedTree<U> {
         (found, name)
     }
 
-    /// Updates a tenant's order of eviction after an access that brings a leaf's eviction forward.
+    /// Updates a tenant's order of eviction after an access at `found` that brings a leaf's eviction forward, which it
+    /// does under some policies.
     fn hasten(&self, found: &Descent, tenant: u32) {
         let mut core = self.core.write();
         if core.try_node(found.node).is_some_and(|n| n.birth == found.birth) {
@@ -143,13 +144,13 @@ impl<U: Units> SharedTree<U> {
         (found, PrefixMatch { tenant, matched: found.units, input, paged })
     }
 
-    /// Length of the longest prefix in items (bytes or tokens), and the tenant that has it.
+    /// Length of the longest prefix of the input that a tenant holds, in items (bytes or tokens), and this tenant.
     pub(crate) fn prefix(&self, input: &[U::Item]) -> (usize, Option<TenantId>) {
         let (found, tenant) = self.find(self.whole(input));
         (found.items, tenant)
     }
 
-    /// Depth to which one tenant has the input, in units (characters or tokens).
+    /// Number of leading units (characters or tokens) of the input that one tenant holds.
     pub(crate) fn match_tenant(&self, input: &[U::Item], tenant: &str) -> usize {
         let whole = self.whole(input);
         let core = self.core.read();
@@ -193,12 +194,12 @@ impl<U: Units> SharedTree<U> {
     }
 }
 
-/// Place where every descent begins: the root.
+/// Place where every descent along an input begins: the root, with nothing matched.
 pub(crate) const START: Descent = Descent { node: ROOT, birth: 0, shape: 0, within: 0, mark: 0, items: 0, units: 0 };
 
 impl<U: Units> Core<U> {
-    /// Follows `input` down the tree from `found` as far as it matches. The rest of the edge at `found` is not
-    /// compared: the input differs from it, or the edge is at its end.
+    /// Follows `input` down the tree from the place `found` as far as it matches. The rest of the edge (text or tokens
+    /// of a node) at `found` is not compared: the input differs from it, or the edge is at its end.
     pub(crate) fn descend(&self, mut found: Descent, input: &[U::Item]) -> Descent {
         let units = &*self.units_of;
         let mut at = self.node(found.node);
@@ -230,7 +231,7 @@ impl<U: Units> Core<U> {
         found
     }
 
-    /// Records an access of a tenant that ends at the node `node`.
+    /// Records an access (insert or match) of a tenant that ends at the node `node`.
     pub(crate) fn access(&self, node: u32, tenant: u32) {
         if let Some(holder) = self.node(node).holders.get(tenant) {
             holder.access(self.tick());
@@ -267,7 +268,8 @@ impl<U: Units> Core<U> {
         above
     }
 
-    /// Splits the edge at `found` if the match ends within it, and returns the node that ends there.
+    /// Splits the node at `found` in two if the match ends within its edge (its text or tokens), and returns the node
+    /// that ends there.
     pub(crate) fn boundary(&mut self, found: &Descent) -> u32 {
         let node = self.node(found.node);
         if found.within == node.items {

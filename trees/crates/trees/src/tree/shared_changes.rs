@@ -9,7 +9,7 @@ use super::shared::{NONE, START, SharedTree};
 use super::units::Units;
 use super::{PrefixMatch, TenantId};
 
-/// Number of attempts to insert with the read lock before an attempt that holds the write lock throughout.
+/// Number of attempts to insert a prompt under the read lock before an attempt that holds the write lock throughout.
 const TRIES: usize = 3;
 
 impl<U: Units> SharedTree<U> {
@@ -29,7 +29,8 @@ impl<U: Units> SharedTree<U> {
         Ok(result)
     }
 
-    /// Inserts an input for a tenant, beginning at the place where a descent has ended.
+    /// Inserts an input (text or tokens) for a tenant, beginning at the place `found`, where a descent along the input
+    /// has ended.
     fn insert_at(&self, mut found: Descent, input: &[U::Item], tenant: &str, priority: i32) {
         if input.is_empty() {
             return;
@@ -124,7 +125,7 @@ impl<U: Units> SharedTree<U> {
     }
 }
 
-/// Maximum number of leaves evicted before other threads get the lock.
+/// Maximum number of leaves evicted at once, before other threads get the tree's lock.
 const SLICE: usize = 512;
 
 impl<U: Units> SharedTree<U> {
@@ -182,8 +183,8 @@ impl<U: Units> SharedTree<U> {
         Some(self.budget.load(Relaxed)).filter(|&b| b != NONE)
     }
 
-    /// Ends an insert. Beyond the memory limit, evicts somewhat more than the excess, so that not every following
-    /// insert has to evict.
+    /// Enforces the memory limit at the end of an insert. Beyond the limit, evicts somewhat more than the excess, so
+    /// that not every following insert has to evict.
     pub(crate) fn keep_budget(&self, core: parking_lot::RwLockWriteGuard<'_, Core<U>>) {
         let budget = self.budget.load(Relaxed);
         let stored = core.bytes();

@@ -15,15 +15,15 @@ use super::pair_code::{PAD, PairCode};
 use super::path_hash::PathHasher;
 use super::units::{LONGEST, Mark, Units};
 
-/// Length of the text from whose frequencies a code is created, in bytes.
+/// Length of the sample of text from whose frequencies a code (a compression of byte pairs) is created, in bytes.
 const SAMPLE: usize = 96 << 10;
-/// Length in bytes below which texts are stored without encoding, since they are a small part of the memory.
+/// Length in bytes below which texts are stored without compression, since they are a small part of the memory.
 const SHORT: usize = 48;
 /// Bytes of text encoded with a code (a compression of text by pairs of characters) before its compression is measured;
 /// a bad code is replaced.
 const REVIEW: u64 = 8 << 20;
 
-/// Memory limit in bytes below which a tree creates no code, since the code's tables need 280 KB.
+/// Memory limit of a tree, in bytes, below which the tree compresses no text, since the tables of a code need 280 KB.
 const WORTH_A_CODE: usize = 4 << 20;
 
 #[derive(Default)]
@@ -32,8 +32,8 @@ pub(crate) struct Text {
     sample: Mutex<Vec<u8>>,
     sampling: AtomicBool,
     small: AtomicBool,
-    /// Number of bytes encoded with the current code since its last review. The next field is the number of bytes of
-    /// code.
+    /// Number of bytes of text compressed with the current code since its compression was last measured. The next field
+    /// is the number of bytes after compression.
     given: AtomicU64,
     made: AtomicU64,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Text {
 #[derive(Default)]
 struct Codes {
     current: Option<Arc<PairCode>>,
-    /// Earlier codes that buffers may still use.
+    /// Earlier codes (compressions of byte pairs) that stored texts may still use.
     old: Vec<Weak<PairCode>>,
 }
 
@@ -65,7 +65,7 @@ impl Text {
         Self { sampling: AtomicBool::new(true), ..Self::default() }
     }
 
-    /// Adds text to the sample, and creates a code when the sample is large enough.
+    /// Adds text to the sample, and creates a code (a compression of byte pairs) when the sample is large enough.
     fn sample(&self, text: &[u8]) {
         let mut sample = self.sample.lock();
         if !self.sampling.load(Relaxed) {
@@ -99,11 +99,11 @@ impl Text {
 }
 
 thread_local! {
-    /// Buffer for encoding texts before the code's length is known.
+    /// Buffer of each thread into which texts are compressed before the length of the result is known.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Maximum size of the encoding buffer that a thread keeps, in bytes.
+/// Maximum size of the buffer for compressing texts that a thread keeps, in bytes.
 const KEPT_SCRATCH: usize = 1 << 20;
 
 fn continues(byte: u8) -> bool {
@@ -125,7 +125,7 @@ fn whole_characters(mut equal: usize, input: &[u8]) -> usize {
     equal
 }
 
-/// Moves a position in encoded text forward by `items` bytes of text. Returns the new position.
+/// Moves a position in compressed text forward by `items` bytes of the original text. Returns the new position.
 fn walk(code: &[u8], from: Mark, items: usize) -> Mark {
     let odd = from as usize & 1;
     let mut at = from as usize >> 1;

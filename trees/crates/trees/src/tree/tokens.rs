@@ -15,24 +15,26 @@ use super::path_hash::PathHasher;
 use super::units::{LONGEST, Mark, Units};
 
 const BLOCK: usize = 128;
-/// Number of words for the low halves of a block's tokens: each word has two tokens half a block apart.
+/// Number of words for the low halves of the tokens of a block (tokens that are packed together): each word has two
+/// tokens half a block apart.
 const LOW: usize = BLOCK / 2;
-/// Number of tokens processed in parallel.
+/// Number of tokens that are processed in parallel, by vector instructions.
 const LANES: usize = 16;
-/// Number of words in a row of bits, one bit for each token of a block.
+/// Number of words in a row of bits: one bit for each token of a block (tokens that are packed together).
 const ROW: usize = BLOCK / 32;
-/// Maximum number of rows of further bits in a packed block; with more, packing saves too little.
+/// Maximum number of rows of bits (one bit of each token) beyond the low halves in a packed block of tokens; with more,
+/// packing saves too little.
 const ROWS: u32 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Tokens {
     page: usize,
-    /// Largest number of rows of further bits that a buffer has needed so far.
+    /// Largest number of rows of bits (one bit of each token, beyond the low halves) that a buffer has needed so far.
     rows: AtomicU32,
 }
 
 pub(crate) struct TokenBuffer {
-    /// Number of packed blocks; the tokens after them are unpacked.
+    /// Number of packed blocks of tokens in the buffer; the tokens after them are unpacked.
     blocks: u32,
     rows: u32,
     words: Box<[u32]>,
@@ -59,7 +61,7 @@ impl TokenBuffer {
         }
     }
 
-    /// True if a packed block consists of the given tokens.
+    /// True if a packed block of this buffer consists of the given tokens.
     fn equals(&self, block: usize, tokens: &[u32; BLOCK]) -> bool {
         let words = self.block(block);
         match self.rows {
@@ -91,8 +93,9 @@ impl TokenBuffer {
     }
 }
 
-/// Calls `with` on each pair of tokens half a block apart, with the index and the token of each. The number of rows is
-/// a constant and the loops are plain, so that the compiler produces a few vector instructions.
+/// Calls `with` on each pair of tokens of a packed block that are half a block apart, with the index and the token of
+/// each. The number `R` of rows of bits (one bit of each token) is a constant and the loops are plain, so that the
+/// compiler produces a few vector instructions.
 #[inline(always)]
 fn each_pair<const R: usize>(words: &[u32], mut with: impl FnMut(usize, usize, u32, u32)) {
     let Some((low, rows)) = words.split_at_checked(LOW) else { return };
@@ -135,8 +138,8 @@ fn equals<const R: usize>(words: &[u32], tokens: &[u32; BLOCK]) -> bool {
     unequal.iter().fold(0, |any, lane| any | lane) == 0
 }
 
-/// Packs blocks of tokens, and returns the union of all their bits. Bits beyond `R` rows are lost: the caller then has
-/// to pack again with more rows.
+/// Packs blocks of tokens (their low halves, and `R` rows that each contain one further bit of each token), and returns
+/// the union of all their bits. Bits beyond `R` rows are lost: the caller then has to pack again with more rows.
 fn pack<const R: usize>(blocks: &[[u32; BLOCK]], words: &mut Vec<u32>) -> u32 {
     let mut all = [0u32; LANES];
     for block in blocks {
@@ -183,7 +186,7 @@ impl Tokens {
         if page.is_power_of_two() && page <= 128 { Ok(Self::of(page)) } else { Err(TreeError::PageSize { got: page }) }
     }
 
-    /// Creates the description of token units for a page size, which must be a power of two up to 128.
+    /// Creates the units of a tree of tokens with pages of `page` tokens, a power of two up to 128.
     pub(crate) const fn of(page: usize) -> Self {
         assert!(page.is_power_of_two() && page <= 128);
         Self { page, rows: AtomicU32::new(0) }

@@ -90,7 +90,7 @@ fn a_run_may_be_used_from_its_middle() {
 }
 
 impl<U: Units> Core<U> {
-    /// Checks that all counts and links agree with the nodes; panics otherwise.
+    /// Checks that all counts and links that the tree keeps agree with its nodes; panics otherwise.
     pub(super) fn check(&self) {
         let (mut stored, mut held) = (size_of::<Node<U::Buffer>>() + self.node(ROOT).heap_bytes(), 0);
         let mut runs: HashMap<*const Run<U::Buffer>, (usize, u32)> = HashMap::new();

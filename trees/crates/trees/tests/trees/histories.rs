@@ -8,7 +8,7 @@ use kvatlas_trees::{EvictionPolicy, hash_node_path, hash_token_path};
 use crate::model::{Model, Node};
 use kvatlas_testing::{Random, seeds};
 
-/// Sizes of the tenants from running counts, sizes from a recount, and the total size.
+/// Sizes that a tree reports: of each tenant from running counts, of each tenant from a recount, and in total.
 type Sizes = (Vec<(String, usize)>, Vec<(String, usize)>, usize);
 
 /// Methods common to `StringTree` and `TokenTree` that the tests use.
@@ -121,7 +121,7 @@ tree!(
     hash_token_path
 );
 
-/// Random key that often shares a long beginning with others: a few letters, each repeated several times.
+/// Random prompt that often shares a long beginning with others: a few letters, each repeated several times.
 fn key<T: Tree>(rng: &mut Random, page: usize) -> Vec<T::Item> {
     let stretches = rng.index(6);
     let mut key = Vec::new();

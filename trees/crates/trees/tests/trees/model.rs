@@ -15,7 +15,7 @@ pub(crate) struct ModelBlock {
 
 type Holders = BTreeMap<String, ModelBlock>;
 
-/// The path of a node, and its holders with their last accesses.
+/// Path of a node from the root, and the node's holders (tenants) with the times of their last accesses.
 pub(crate) type Node<I> = (Vec<I>, Vec<(String, u64)>);
 
 /// A model of a tree; `I` is a character or a token.
@@ -158,7 +158,7 @@ impl<I: Copy + Ord> Model<I> {
         }
     }
 
-    /// First leaf in the order of eviction of one tenant, or of all if `None`: its path and its tenant.
+    /// Leaf that is evicted first, of one tenant or, if `None`, of all: its path and its tenant.
     fn first_leaf(&self, of: Option<&str>) -> Option<(Vec<I>, String)> {
         let mut leaves = Vec::new();
         for (node, holders) in &self.nodes {
@@ -219,7 +219,7 @@ impl<I: Copy + Ord> Model<I> {
         gone
     }
 
-    /// Paths of all nodes in order, with their holders and the holders' last accesses.
+    /// Paths of all nodes in order, with their holders (tenants) and the times of the holders' last accesses.
     pub(crate) fn entries(&self) -> Vec<Node<I>> {
         let accesses = |holders: &Holders| holders.iter().map(|(name, held)| (name.clone(), held.accessed)).collect();
         self.nodes.iter().map(|(path, holders)| (path.clone(), accesses(holders))).collect()
