@@ -35,7 +35,8 @@ impl Endpoint {
         self.0.strip_prefix("nats:")
     }
 
-    /// Returns the host, without the brackets of an IPv6 address; `None` for `ipc://` paths and ports of the service.
+    /// Returns the host, without the brackets of an IPv6 address; `None` for an endpoint without a host: an `ipc://`
+    /// path, or a `bind://` port of the service, to which the engine connects.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         let (host, _) = self.0.strip_prefix("tcp://")?.rsplit_once(':')?;

@@ -101,7 +101,9 @@ pub fn rows<'m>(
     rows
 }
 
-/// Makes rows for ranks of models without full attention, whose blocks are not in the index.
+/// Finds ranks of models that have no full attention, and that hold leading blocks of a prompt. The blocks of these
+/// ranks are not in the index, but in `hybrids` alone. `prefixes`: the prompt's prefix hashes; `cap`: maximum number of
+/// blocks that can be reused, for the field `usable` of the result.
 fn alone<'m>(hybrids: &'m HybridRanks, prefixes: &[u64], cap: Option<u32>) -> impl Iterator<Item = Row<'m>> {
     hybrids.iter().filter_map(move |(worker, rank, hybrid)| {
         let depths: Depths = hybrid.depths_alone(prefixes)?.into();

@@ -32,8 +32,8 @@ pub(crate) struct Meanings {
 }
 
 impl Meanings {
-    /// Creates the table for the block hashes in a snapshot's dictionary of blocks; `None` if it has more than
-    /// [`MOST_NAMES`].
+    /// Creates the table of the block hashes in a snapshot's dictionary (its list of blocks with their contents and
+    /// parents); `None` if the dictionary has more than [`MOST_NAMES`] block hashes.
     pub(crate) fn new(dictionary: Arc<Dictionary>) -> Option<Self> {
         if dictionary.names.len() > MOST_NAMES {
             return None;

@@ -63,9 +63,9 @@ counts! {
     // check_words: the text is the help of a metric
     /// How often another block was already held under the hash of a block to be learnt; should be 0
     contrary,
-    /// Reports of how much of a prompt an engine had cached
+    /// Engines' answers that reported how much of their prompt was cached
     answers,
-    /// Reports of how much of a prompt an engine had cached, from which nothing could be learnt
+    /// Engines' answers that reported how much of their prompt was cached, but from which nothing could be learnt
     answers_unused,
 }
 

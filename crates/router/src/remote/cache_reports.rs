@@ -46,7 +46,8 @@ pub(crate) struct CacheReporter {
     routing_group: String,
     /// Number of reports of cached tokens to the index, by the outcome ([`RESULTS`]).
     pub(crate) counts: [AtomicU64; RESULTS.len()],
-    /// Time until which every prompt is reported, in milliseconds of the router's clock.
+    /// Report to an index in another process: a prompt, and the number of its tokens that an engine had cached when it
+    /// received the prompt. From the report, the index learns blocks that the engine held before the index followed it.
     wanted_until: AtomicU64,
     /// Time from which the next report is sent even if reports are not useful, in milliseconds of the router's clock.
     next: AtomicU64,
