@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// Address of an engine's socket in ZeroMQ's form, `tcp://host:port` or `ipc://path`; or `bind://port` for a port of
-/// the service to which the engine connects.
+/// Address of an engine's socket in ZeroMQ's form, `tcp://host:port` or `ipc://path`; or `bind://port` for an engine
+/// that connects to a port of the service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint(Box<str>);
 
@@ -17,7 +17,8 @@ impl Endpoint {
         &self.0
     }
 
-    /// Returns the port of the service to which the engine connects; `None` if the service connects to the engine.
+    /// Returns the port at which the service accepts the engine's connection; `None` for an endpoint to which the
+    /// service connects.
     #[must_use]
     pub fn bound_port(&self) -> Option<u16> {
         self.0.strip_prefix("bind://")?.parse().ok()

@@ -9,13 +9,13 @@ pub const WRONG_TYPE: &str = "wrong_type";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The configuration is invalid.
+    /// The configuration of the follower is invalid.
     #[error("configuration: {message}")]
     Config {
         /// Message that names the wrong setting and says why the value is wrong.
         message: String,
     },
-    /// A value, or a combination of values, cannot be used.
+    /// A value in the request, or a combination of values, cannot be used.
     #[error("{message}")]
     Invalid {
         /// Error code, equal in every release.
@@ -31,7 +31,7 @@ pub enum Error {
         /// Message that describes the contradiction.
         message: String,
     },
-    /// The configuration does not allow the request.
+    /// The configuration of the service does not allow the request.
     #[error("{message}")]
     Forbidden {
         /// Error code, equal in every release.
@@ -39,7 +39,7 @@ pub enum Error {
         /// Message that says what is not allowed, and which setting would allow it.
         message: String,
     },
-    /// The requested object does not exist.
+    /// The object that the request names does not exist.
     #[error("{message}")]
     Unknown {
         /// Error code, equal in every release.
@@ -53,7 +53,7 @@ pub enum Error {
     /// The service was shut down before or during the request.
     #[error("the service is closed")]
     Closed,
-    /// The requested object does not exist now, but may soon.
+    /// The object that the request names does not exist now, but may soon.
     #[error("{message}")]
     Unavailable {
         /// Error code, equal in every release.

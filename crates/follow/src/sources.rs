@@ -22,9 +22,10 @@ use crate::metrics::{count_of, describe, encode, gauge_of};
 pub enum SourceState {
     /// The source is being queried for the first time; its engines are not known yet.
     Asking,
-    /// The list of engines is known, and is kept up to date.
+    /// The list of the source's engines is known, and is kept up to date.
     Following,
-    /// The source does not answer or refuses the request. The last known list stays in use, and changes are missed.
+    /// The source does not answer or refuses the request. The last known list of engines stays in use, and changes are
+    /// missed.
     Away,
 }
 

@@ -32,7 +32,7 @@ pub enum EngineState {
 }
 
 impl EngineState {
-    /// All states, in the order in which metrics list them.
+    /// All states of an engine in discovery, in the order in which metrics list the states.
     pub const ALL: [Self; 6] =
         [Self::Asking, Self::Registered, Self::Unreachable, Self::NoEvents, Self::Unusable, Self::Refused];
 
@@ -85,7 +85,7 @@ pub struct EngineView {
     pub code: Option<Arc<str>>,
     /// Human-readable description of the last problem; `None` if there was none.
     pub reason: Option<Arc<str>>,
-    /// Time for which the engine has been in the current state.
+    /// Time for which the engine or configured stream has been in the current state.
     pub since: Duration,
 }
 
@@ -155,14 +155,14 @@ pub struct Blockers {
     /// Engines that have been found but not registered yet. The service becomes ready without them, unless no engine at
     /// all is registered.
     pub engines: Vec<EngineView>,
-    /// True if engines have been found and none of them is registered.
+    /// True if engines have been found, but none of them is registered.
     pub none_usable: bool,
     /// True if the service is shutting down.
     pub draining: bool,
 }
 
 impl Blockers {
-    /// True if all conditions of readiness are met.
+    /// True if all conditions of the service's readiness are met.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.holds.is_empty() && self.streams.is_empty() && !self.none_usable && !self.draining

@@ -57,7 +57,7 @@ struct KeyspaceRestore {
 pub(super) struct PendingRestores(Vec<KeyspaceRestore>);
 
 impl PendingRestores {
-    /// Adds the streams of a snapshot. Returns the numbers of streams and of blocks.
+    /// Adds the streams of a loaded snapshot. Returns the number of streams and the number of blocks added.
     pub(super) fn add(&mut self, snapshot: Snapshot, origin: Origin) -> (u64, u64) {
         let (mut streams, mut blocks) = (0, 0);
         for keyspace in snapshot.keyspaces {
