@@ -28,8 +28,8 @@ const ENOUGH: usize = 5;
 /// Minimum number of blocks of a prompt, held according to events, for a report to count. With fewer blocks, a single
 /// block that is dropped or still being stored would decide.
 const MUCH: u32 = 2;
-/// Largest constant shortfall of cached blocks that is learnt. A larger one means that the engine frees blocks without
-/// events.
+/// Largest constant shortfall of cached blocks that is learnt, in blocks. A larger shortfall means that the engine
+/// frees blocks without events.
 const MOST: u32 = 8;
 
 /// Report of the cached tokens of one prompt: blocks that the engine held according to events, and blocks that it
@@ -43,12 +43,12 @@ struct Report {
 /// Estimate of how reliable the blocks announced by a rank's events are, from the engine's reports of cached tokens.
 #[derive(Debug, Default)]
 pub(crate) struct CacheBelief {
-    /// Number of blocks by which the last report of cached blocks fell short of the expectation, and number of
-    /// successive reports with this shortfall.
+    /// Two numbers: the number of blocks by which the last report of cached blocks fell short of the expectation, and
+    /// the number of successive reports with this shortfall.
     lacked: u32,
     times: u32,
-    /// Number of blocks by which reports are expected to fall short of the announced blocks, as learnt from earlier
-    /// reports, and number of successive reports with a different shortfall.
+    /// Two numbers: the number of blocks by which reports are expected to fall short of the announced blocks, as learnt
+    /// from earlier reports, and the number of successive reports with a different shortfall.
     shortfall: u32,
     others: u32,
     recent: VecDeque<Report>,

@@ -135,7 +135,7 @@ impl RecentCounts {
     }
 }
 
-/// Period over which requests refused by an engine as busy are counted.
+/// Period over which the requests that an engine refused as busy are counted.
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Minimum time between two samples of an engine's request counters.

@@ -11,12 +11,12 @@ pub(crate) enum Fault {
     Certificate(String),
     /// Timeout while connecting to the engine, which may be overloaded.
     ConnectTimeout,
-    /// End of a new connection before the answer began.
+    /// The engine closed a newly opened connection before its answer began.
     Closed,
-    /// End of a reused connection before the answer began. The engine may be working, as servers close idle
+    /// The engine closed a reused connection before its answer began. The engine may be working, as servers close idle
     /// connections.
     Stale,
-    /// End of a reused connection before any part of the request was sent.
+    /// The engine closed a reused connection before any part of the request was sent.
     Unsent,
     /// Break of the connection in the middle of the answer; the text is the reason.
     Broken(String),
@@ -29,11 +29,11 @@ pub(crate) enum Fault {
     Down,
     /// Timeout in the middle of the answer: no further byte arrived in time.
     Stalled,
-    /// Answer of the engine that it cannot accept requests now; the number is the HTTP status.
+    /// Answer in which the engine states that it cannot accept requests now; the number is the HTTP status.
     Busy(u16),
     /// Error in the body of an answer with a status of success; the number is the status that the error states.
     Error(u16),
-    /// Answer of the engine that it does not have the requested model.
+    /// Answer in which the engine states that it does not have the requested model.
     NoModel,
     /// Failure of the prefill engine, which should have computed the prompt for the decode engine.
     Prefill {

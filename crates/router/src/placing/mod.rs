@@ -64,12 +64,12 @@ pub(crate) struct Places {
     /// configured.
     external_index: Option<Arc<ExternalIndex>>,
     counts: Arc<Counts>,
-    /// Signal that wakes the task that chooses engines for waiting requests.
+    /// Signal that wakes the task which chooses engines for waiting requests, because an engine may have become free.
     room: Notify,
     /// Queue of the requests that wait because no engine is up.
     pub(crate) no_engine: NoEngine,
     pub(crate) decisions: Decisions,
-    /// Writer of the file in which decisions are recorded; None if not configured.
+    /// Writer of the file in which routing decisions are recorded; None if no file is configured.
     pub(crate) recorder: Option<Recorder>,
     /// Estimate of the share of prompt tokens that caches of various sizes could hold.
     reuse: ReuseMeter,
@@ -81,8 +81,8 @@ pub(crate) struct Places {
 struct Core {
     router: core::Router,
     depths: core::Depths,
-    /// Index of the blocks that engines are predicted to hold from the requests sent to them; None if engines publish
-    /// events.
+    /// Index of the blocks that engines are predicted to hold, computed from the requests sent to them; None if engines
+    /// publish events.
     unheard: Option<core::PredictedIndex>,
     /// Requests that wait for an engine, by the number that identifies each one in the decision core.
     tickets: HashMap<u64, Waiter>,
