@@ -25,7 +25,7 @@ pub struct FleetRequest {
     pub action: &'static str,
     /// Name of the engine in the request's path; None for a path without an engine.
     pub name: Option<String>,
-    /// True if the client has sent the key that is required for changes of the fleet.
+    /// Body of the client's request, as JSON text: the settings of an engine to add; empty for other actions.
     pub body: String,
     /// True if the client has sent the key that permits changes of the fleet.
     pub is_known: bool,

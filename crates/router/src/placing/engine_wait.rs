@@ -156,7 +156,7 @@ fn all_asleep(fleet: &Fleet, facts: &RequestFacts, task: Task) -> bool {
 /// Best availability among the engines that could serve a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Availability {
-    /// At least one of the engines is up.
+    /// Some of the engines that could serve the request are up.
     Up,
     /// All engines are down or failing, but one of them may work again.
     Doubtful,

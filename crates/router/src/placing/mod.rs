@@ -184,13 +184,13 @@ impl Places {
         self.reuse.to_json(self.fleet_blocks())
     }
 
-    /// Returns the possible hit rates of two single caches: one as large as all engines' caches together, and an
-    /// unlimited one. None while the size or the prompts are unknown.
+    /// Returns two hit rates, each that of a single imagined cache: one as large as all engines' caches together, and
+    /// an unlimited one. None while the size of the caches or the prompts are unknown.
     pub(crate) fn possible_hit_rates(&self) -> [Option<f64>; 2] {
         [self.fleet_blocks().and_then(|blocks| self.reuse.rate(blocks)), self.reuse.rate(f64::INFINITY)]
     }
 
-    /// Returns the capacity of all engines' caches together, in blocks; None if the capacity of one is unknown.
+    /// Returns the capacity of all engines' caches together, in blocks; None if the capacity of any cache is unknown.
     fn fleet_blocks(&self) -> Option<f64> {
         let blocks: f64 = self.core().router.candidates(seconds()).capacity_blocks.iter().sum();
         (blocks.is_finite() && blocks > 0.0).then_some(blocks)
