@@ -184,8 +184,8 @@ impl Places {
         self.reuse.to_json(self.fleet_blocks())
     }
 
-    /// Returns two hit rates, each that of a single imagined cache: one as large as all engines' caches together, and
-    /// an unlimited one. None while the size of the caches or the prompts are unknown.
+    /// Returns the hit rates of two imagined single caches: one as large as all engines' caches together, and an
+    /// unlimited one. None while the size of the caches or the prompts are unknown.
     pub(crate) fn possible_hit_rates(&self) -> [Option<f64>; 2] {
         [self.fleet_blocks().and_then(|blocks| self.reuse.rate(blocks)), self.reuse.rate(f64::INFINITY)]
     }

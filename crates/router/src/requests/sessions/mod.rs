@@ -54,7 +54,7 @@ pub(crate) struct Sessions {
     has_warned: AtomicBool,
     seed: u64,
     /// Number of prompts by the place of the request that named their session, in the order of [`Source::ALL`]; the
-    /// last number is that of prompts without a session.
+    /// last number counts the prompts without a session.
     pub(crate) by_source: [AtomicU64; Source::ALL.len() + 1],
     /// Number of prompts in sessions, by the kind of turn ([`Kind::ALL`]).
     pub(crate) by_kind: [AtomicU64; Kind::ALL.len()],
