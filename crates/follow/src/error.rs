@@ -18,7 +18,7 @@ pub enum Error {
     /// A value in the request, or a combination of values, cannot be used.
     #[error("{message}")]
     Invalid {
-        /// Error code, equal in every release.
+        /// Error code for programs, equal in every release.
         code: &'static str,
         /// Message that says what is wrong and what is expected.
         message: Cow<'static, str>,
@@ -26,15 +26,15 @@ pub enum Error {
     /// The request contradicts an earlier registration.
     #[error("{message}")]
     Conflict {
-        /// Error code, equal in every release.
+        /// Error code for programs, equal in every release.
         code: &'static str,
-        /// Message that describes the contradiction.
+        /// Message that describes how the request contradicts the earlier registration.
         message: String,
     },
     /// The configuration of the service does not allow the request.
     #[error("{message}")]
     Forbidden {
-        /// Error code, equal in every release.
+        /// Error code for programs, equal in every release.
         code: &'static str,
         /// Message that says what is not allowed, and which setting would allow it.
         message: String,
@@ -42,9 +42,9 @@ pub enum Error {
     /// The object that the request names does not exist.
     #[error("{message}")]
     Unknown {
-        /// Error code, equal in every release.
+        /// Error code for programs, equal in every release.
         code: &'static str,
-        /// Message that names what does not exist.
+        /// Message that names the object which does not exist.
         message: String,
     },
     /// Handling of the request panicked, which is a bug. The request had no effect.
@@ -56,7 +56,7 @@ pub enum Error {
     /// The object that the request names does not exist now, but may soon.
     #[error("{message}")]
     Unavailable {
-        /// Error code, equal in every release.
+        /// Error code for programs, equal in every release.
         code: &'static str,
         /// Message that says what does not exist yet, and what the client can do.
         message: String,

@@ -197,7 +197,7 @@ pub struct WorkerRow {
 pub struct Filter<'a> {
     /// Workers that pass; `None` for all workers.
     pub among: Option<HashSet<&'a str>>,
-    /// Streams whose ranks are left out of the answer; `None` to leave out none.
+    /// Names of the workers that pass the filter; `None` for all workers.
     pub without: Option<&'a Reservations>,
     /// Streams whose ranks are left out of the answer if they are unverified (their engine may have restarted
     /// unnoticed); `None` to leave out none.

@@ -36,7 +36,7 @@ pub struct KeyspaceDigest {
     pub routing_group: String,
     /// Number of tokens in a block.
     pub block_size: u32,
-    /// Digest in its binary encoding.
+    /// Digest of the keyspace's index in its binary encoding.
     pub bytes: Vec<u8>,
 }
 

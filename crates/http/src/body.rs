@@ -90,8 +90,8 @@ impl AsRef<[u8]> for BodyBuffer {
 pub struct BodyLimits {
     /// Maximum size of a body, in bytes.
     pub most: usize,
-    /// Number of bytes beyond the limit that are read and dropped. A client that sends its whole body first can then
-    /// still read the refusal.
+    /// Number of bytes beyond the maximum size that are read and dropped. A client that sends its whole body first can
+    /// then still read the refusal.
     pub thrown_away: u64,
     /// Deadline for the end of the body.
     pub until: Instant,
@@ -196,7 +196,7 @@ async fn discard(mut body: RequestBody, most: u64) -> BodyFault {
 /// Content type of a body, from its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// JSON, or a format based on it.
+    /// JSON, or a format based on JSON.
     Json,
     /// Numbers in binary form, such as tokens or hashes in the body of a query to an index.
     Bytes,

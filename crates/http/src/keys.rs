@@ -32,7 +32,7 @@ const SHORTEST: usize = 4;
 pub enum ShownKey {
     /// No valid key: the request contains none of the server's keys.
     Nothing,
-    /// Key for read access only.
+    /// Key that permits read access only.
     QueryKey,
     /// Admin key, which permits changes.
     AdminKey,

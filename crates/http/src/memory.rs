@@ -90,7 +90,7 @@ pub(crate) struct BodyTurn {
 }
 
 impl Memory {
-    /// Makes a memory limit of `limit` bytes.
+    /// Makes a memory limit of `limit` bytes for the bodies of requests.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self {

@@ -44,7 +44,7 @@ pub struct Question {
     pub path: &'static str,
     /// True if the engine is asked to render the client's request itself, which not every version can.
     pub is_render: bool,
-    /// Body of the request to send.
+    /// Body of the request for tokens that is sent to the engine.
     pub body: Vec<u8>,
     /// Number of prompts in the client's request: 1, or the length of its list of prompts. Tokens are requested for the
     /// first only.

@@ -127,9 +127,9 @@ fn number_into(value: &Value, out: &mut String) {
 pub(crate) struct Json {
     /// Indentation per level of the JSON; `None` to write everything on one line.
     pub(crate) indent: Option<String>,
-    /// Separator between items of lists and objects.
+    /// Separator between items of JSON lists and objects.
     pub(crate) comma: String,
-    /// Separator between a key and its value.
+    /// Separator between a key of a JSON object and the key's value.
     pub(crate) colon: String,
     /// True if characters beyond ASCII are escaped in the JSON.
     pub(crate) ascii: bool,

@@ -212,8 +212,8 @@ impl Counts {
 const LINES: u32 = 32;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Limit for log lines of one kind, which an outage would repeat for every request: a few lines are written each
-/// minute, the others are counted.
+/// Limit for log lines of one kind, which would otherwise be written for every request of an outage: a few lines are
+/// written each minute, the others are counted.
 #[derive(Debug, Default)]
 pub(crate) struct LogBudget(Mutex<Lines>);
 

@@ -133,7 +133,7 @@ pub enum Skip {
     Hybrid,
     /// The stream was cleared repeatedly, or ended, while its blocks were copied.
     Changing,
-    /// The task that reads the stream did not answer in time.
+    /// The task that reads the stream did not copy the held blocks in time.
     NoAnswer,
 }
 

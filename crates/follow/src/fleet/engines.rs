@@ -63,9 +63,10 @@ pub struct EngineReport {
     pub url: String,
     /// State of finding and registering the engine or configured stream.
     pub state: EngineState,
-    /// Error code of the last problem, equal in every release; `None` if there was none.
+    /// Error code of the last problem with the engine or configured stream, equal in every release; `None` if there was
+    /// none.
     pub code: Option<String>,
-    /// Human-readable description of the last problem; `None` if there was none.
+    /// Human-readable description of the last problem with the engine or configured stream; `None` if there was none.
     pub reason: Option<String>,
 }
 
@@ -81,9 +82,10 @@ pub struct EngineView {
     pub url: Arc<str>,
     /// State of finding and registering the engine or configured stream.
     pub state: EngineState,
-    /// Error code of the last problem, equal in every release; `None` if there was none.
+    /// Error code of the last problem with the engine or configured stream, equal in every release; `None` if there was
+    /// none.
     pub code: Option<Arc<str>>,
-    /// Human-readable description of the last problem; `None` if there was none.
+    /// Human-readable description of the last problem with the engine or configured stream; `None` if there was none.
     pub reason: Option<Arc<str>>,
     /// Time for which the engine or configured stream has been in the current state.
     pub since: Duration,

@@ -37,20 +37,21 @@ counts! {
     /// Counts of messages and snapshots since the service began.
     "relay_"
 
-    /// Messages that the log has acknowledged.
+    /// Messages published to the NATS log that NATS has acknowledged.
     published,
-    /// Bytes of messages that the log has acknowledged.
+    /// Bytes of the messages published to the NATS log that NATS has acknowledged.
     published_bytes,
-    /// Messages sent again because they were not acknowledged in time.
+    /// Messages for the NATS log sent again because they were not acknowledged in time.
     retries,
-    /// Batches dropped because the queue was full. Readers then get all blocks that the stream's ranks hold.
+    /// Batches dropped because the queue to the NATS log was full. Readers then get all blocks that the stream's ranks
+    /// hold.
     dropped,
     // check_words: the text is the help of a metric
     /// How often all blocks that the ranks of a stream hold were published.
     states,
-    /// Messages read from the log.
+    /// Messages read from the NATS log.
     read,
-    /// Bytes of messages read from the log.
+    /// Bytes of messages read from the NATS log.
     read_bytes,
     // check_words: the text is the help of a metric
     /// How often a relay was asked to publish all blocks that the ranks of a stream hold.

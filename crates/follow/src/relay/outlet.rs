@@ -21,7 +21,7 @@ use super::Relay;
 const MESSAGE: usize = 128 << 10;
 /// Assumed memory overhead of a queued frame, in bytes, in addition to its contents.
 const OVERHEAD: usize = 64;
-/// Time in the queue after which a message is marked as late when it is sent to the NATS log.
+/// Time in the queue to the NATS log after which a message is marked as late when it is sent.
 const LATE: Duration = Duration::from_secs(2);
 
 /// Queue of one stream's changes that wait to be published to the NATS log.
@@ -55,7 +55,7 @@ struct Queue {
 #[derive(Debug)]
 struct Item {
     bytes: Vec<u8>,
-    /// Number of blocks in the queued changes.
+    /// Number of blocks in the queued changes of the stream.
     blocks: u64,
     status: Option<Status>,
     timestamp: f64,

@@ -41,7 +41,7 @@ pub(super) struct KeyspaceHead {
 pub(crate) struct SnapshotSize {
     pub(crate) bytes: u64,
     pub(crate) streams: u64,
-    /// Number of blocks held, summed over all ranks.
+    /// Number of blocks in the snapshot that ranks hold, summed over all ranks.
     pub(crate) blocks: u64,
     /// Number of distinct blocks, summed over all models and routing groups.
     pub(crate) distinct: u64,
@@ -151,7 +151,7 @@ impl KeyspaceCopy {
     }
 }
 
-/// Snapshot as decoded from its bytes.
+/// Contents of a snapshot, after its bytes were decoded: header, and keyspaces with their streams.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) head: Head,

@@ -203,7 +203,7 @@ pub(crate) struct Counts {
     /// Number of snapshots that could not be loaded.
     pub(crate) refused: AtomicU64,
     last: Mutex<Option<LastWrite>>,
-    /// Description of the current problem with the snapshot directory; `None` if writing works.
+    /// Description of the current problem with the directory of snapshots; `None` if snapshots can be written there.
     error: Mutex<Option<String>>,
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct StreamRestore {
 /// Report of a stream's saved state that cannot be used.
 #[derive(Debug)]
 pub(super) struct RestoreFailure {
-    /// Reason why the saved state cannot be used.
+    /// Reason why the stream's saved state cannot be used.
     pub(super) outcome: Outcome,
     /// Dictionary of the block hashes in the saved state, with their contents; `None` if content hashes are no longer
     /// computed in the same way.

@@ -177,7 +177,8 @@ impl Set {
     }
 }
 
-/// Doubts about the streams of a keyspace at one moment: engines that may hold other blocks than are known.
+/// Sets of the streams of a keyspace that are in doubt at one moment: their engines may hold other blocks than are
+/// known.
 pub struct Reservations {
     members: Guard<Arc<Members>>,
     untrusted: Set,

@@ -10,9 +10,9 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::counting::counts;
 
-/// Maximum number of prompts in the queue.
+/// Maximum number of prompts in the queue for the adoption thread.
 const MOST_PROMPTS: usize = 1024;
-/// Maximum number of tokens in the queue; they occupy 16 MB.
+/// Maximum number of tokens, over all prompts in the queue for the adoption thread; they occupy 16 MB.
 const MOST_TOKENS: usize = 4 << 20;
 
 /// Converts a time to the duration since a fixed moment, which is one hour before the first call in the process.
@@ -108,7 +108,7 @@ impl<K> std::fmt::Debug for PromptQueue<K> {
 }
 
 impl<K> PromptQueue<K> {
-    /// Opens the queue, because a thread now takes prompts from it. Before, prompts are ignored.
+    /// Opens the queue, because the adoption thread now takes prompts from it. Prompts added earlier are ignored.
     pub(crate) fn open(&self) {
         self.open.store(true, Relaxed);
     }

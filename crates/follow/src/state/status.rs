@@ -35,15 +35,15 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Batches applied.
+    /// Batches of KV events applied to the index.
     batches,
-    /// Bytes of the batches applied.
+    /// Bytes of the batches applied to the index.
     bytes,
-    /// Events in the batches applied.
+    /// KV events applied to the index.
     events,
-    /// Blocks stored.
+    /// Blocks stored, according to the events applied.
     stored_blocks,
-    /// Blocks removed.
+    /// Blocks removed, according to the events applied.
     removed_blocks,
     /// Events applied of a hybrid model's cache groups besides the indexed one.
     group_events,
@@ -78,17 +78,17 @@ counters! {
     // check_words: the text is the help of a metric
     /// How often the stream's holdings were cleared because a gap could not be filled.
     resets,
-    /// Batches received twice.
+    /// Batches received a second time.
     duplicate_batches,
     /// Live batches that did not fit into the buffer; a replay recovers them.
     overflowed_batches,
-    /// Replays requested.
+    /// Replays of past batches requested from the engine.
     replays,
-    /// Replays that delivered nothing in time.
+    /// Replays in which the engine sent no batch in time.
     failed_replays,
     /// Replays that started at a later batch than the requested one.
     truncated_replays,
-    /// Connections re-established after a loss.
+    /// Connections to the engine re-established after a loss.
     reconnects,
     /// Reconnections to an engine without a replay socket, which would verify that the engine has not restarted.
     unverified_reconnects,
@@ -101,7 +101,7 @@ counters! {
     other_topic_batches,
     /// Messages that are not three frames with an eight-byte sequence number.
     malformed_messages,
-    /// Payloads that are not a valid batch.
+    /// Batches whose bytes cannot be decoded.
     undecodable_batches,
     /// Batches for a rank that another stream feeds, or beyond the 1,024 ranks of a stream.
     rank_conflicts,
@@ -119,7 +119,7 @@ pub struct SnapshotOutcome {
     pub kind: &'static str,
     /// Time at which the snapshot was made, in seconds since 1970.
     pub created: f64,
-    /// Number of restored blocks, over all ranks.
+    /// Number of blocks restored from the snapshot, over all ranks.
     pub blocks: u64,
     /// Outcome of the proof that the restored blocks are still held; `None` while the engine has not answered.
     pub outcome: Option<Outcome>,

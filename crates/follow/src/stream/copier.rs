@@ -99,7 +99,7 @@ pub(super) trait CopySink: Sized {
     /// Ends the copy. `copied`: success, or the reason why the copy failed.
     fn end(self, copied: Result<(), Skip>, holdings: &Holdings, rules: &impl Moment);
 
-    /// True if the requester of the copy no longer wants it.
+    /// True if the requester of the copy has stopped waiting for it.
     fn is_given_up(&self) -> bool {
         false
     }
@@ -109,7 +109,7 @@ pub(super) trait CopySink: Sized {
 pub(super) struct Copier<S> {
     sink: S,
     progress: Option<CopyProgress>,
-    /// Time at which the copy is to be continued.
+    /// Time at which the copy of the stream's blocks is to be continued.
     due: Instant,
 }
 
@@ -131,7 +131,8 @@ impl<S: CopySink> Copier<S> {
         self.due
     }
 
-    /// Continues the copy if the time for its next step has come. Returns `None` once the copy has ended.
+    /// Continues the copy of the stream's blocks if the time for its next step has come. Returns `None` once the copy
+    /// has ended.
     pub(super) fn step(mut self, holdings: &mut Holdings, rules: &impl Moment) -> Option<Self> {
         if Instant::now() < self.due {
             return Some(self);

@@ -24,7 +24,7 @@ struct Turn<'a> {
     content: &'a RawValue,
 }
 
-/// A content block of a message.
+/// A content block of a message of `POST /v1/messages`.
 #[derive(Deserialize)]
 struct Block<'a> {
     #[serde(borrow, rename = "type")]

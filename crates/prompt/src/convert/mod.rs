@@ -23,7 +23,7 @@ use crate::request::{Parts, is_there, read};
 pub(crate) struct ConvertedChat<'a> {
     /// System message that the request has outside its list of messages.
     pub(crate) first: Option<Message<'a>>,
-    /// Messages made from the request's list.
+    /// Messages made from the list of messages in the request.
     pub(crate) messages: Vec<Message<'a>>,
     /// For each item of the request's list: the offset of its end, in bytes, and the number of messages made from all
     /// items so far.

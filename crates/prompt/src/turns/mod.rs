@@ -194,7 +194,7 @@ impl Turn {
 }
 
 impl RecalledBody {
-    /// Creates the record of a body without known messages.
+    /// Creates the record of a request body none of whose messages is known from an earlier request.
     #[must_use]
     pub fn nothing(body: &[u8]) -> Self {
         Self { list: 0, keys: Vec::new(), known: None, new_bytes: body.len() }

@@ -19,7 +19,8 @@ use parking_lot::Mutex;
 
 /// Number of successive reports with the same shortfall of cached blocks after which this shortfall is expected.
 const LEARN: u32 = 5;
-/// Number of successive reports with another shortfall of cached blocks after which the learnt shortfall is dropped.
+/// Number of successive reports whose shortfall of cached blocks differs from the learnt shortfall, after which the
+/// learnt one is dropped.
 const UNLEARN: u32 = 3;
 /// Number of recent reports of an engine over which its cached blocks and the expected ones are summed.
 const RECENT: usize = 8;
@@ -55,8 +56,8 @@ pub(crate) struct CacheBelief {
 }
 
 impl CacheBelief {
-    /// Records one report: the engine had `had` blocks of a prompt cached, of `held` blocks that its events had
-    /// announced.
+    /// Records an engine's report on one prompt: of `held` blocks that its events had announced, it had `had` blocks
+    /// cached.
     pub(crate) fn note(&mut self, held: u32, had: u32) {
         // Where there was none, nothing says that it lacks no more than always; and where there was more than is held, how
         // much it lacks of that.

@@ -154,7 +154,7 @@ struct Sample {
     busy: u64,
     /// Number of requests that failed for other reasons since the start.
     failed: u64,
-    /// Number of all requests that have ended since the start.
+    /// Number of all requests at the engine that have ended since the start.
     all: u64,
 }
 

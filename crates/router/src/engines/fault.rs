@@ -72,7 +72,7 @@ impl Fault {
         matches!(self, Self::Connect(_) | Self::Certificate(_) | Self::ConnectTimeout)
     }
 
-    /// True if it is unclear whether the engine or the request caused the fault.
+    /// True if the fault may have been caused by the engine or by the request, which cannot be distinguished.
     pub(crate) fn is_unclear(&self) -> bool {
         match self {
             // One that is only busy says so with these.

@@ -28,7 +28,7 @@ pub(crate) enum HealthState {
     Down,
     /// Several successive requests failed; the engine gets no requests for a while.
     Failing,
-    /// The engine has open requests and has not sent a byte for longer than the limit.
+    /// The engine has open requests and has not sent a byte for longer than the configured time.
     Silent,
     /// The engine works, but did not answer the health check in time.
     Busy,

@@ -20,7 +20,7 @@ const TURN: Duration = Duration::from_millis(5);
 /// Interval at which an engine is sought again for waiting requests although no change of the fleet is known.
 const CALLED: Duration = Duration::from_millis(500);
 
-/// Time after a request was tried at an engine that is down or failing, after which another request may be tried there.
+/// Minimum time between two requests that are tried at an engine that is down or failing.
 const SCOUT: Duration = Duration::from_secs(1);
 
 /// Names, in the metrics, of the outcomes of a request's wait for an engine to come up.
@@ -49,7 +49,8 @@ struct Queue {
     scout: Option<(u64, Instant)>,
 }
 
-/// Place of a request in the queue. The request keeps its place if it tries an engine that cannot be reached.
+/// Place of a request in the queue of requests that wait because no engine is up. The request keeps its place if it
+/// tries an engine that cannot be reached.
 pub(crate) struct EngineWait<'a> {
     room: &'a NoEngine,
     pub(super) number: u64,
@@ -101,7 +102,7 @@ impl NoEngine {
         }
     }
 
-    /// Assigns a place in the queue to a request; None if the queue is full.
+    /// Assigns a request a place in the queue of requests that wait because no engine is up; None if the queue is full.
     pub(super) fn enter(&self) -> Option<EngineWait<'_>> {
         let mut queue = self.queue.lock();
         if queue.waiting.len() >= self.most {

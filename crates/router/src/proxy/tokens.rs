@@ -36,7 +36,8 @@ pub(crate) const RESULTS: [&str; 7] =
 #[derive(Default)]
 pub(crate) struct Tokens {
     proofs: Mutex<HashMap<(Arc<str>, String), Proof>>,
-    /// Number of completions, by the outcome for the prompt ([`RESULTS`]): token ids, or the reason for sending text.
+    /// Number of completions by the way in which their prompts were sent ([`RESULTS`]): as token ids, or as text for a
+    /// reason.
     pub(crate) counts: [AtomicU64; RESULTS.len()],
 }
 

@@ -99,8 +99,9 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.doubt.contradict(now, certain, self.config.probe_interval);
     }
 
-    /// Counts the suspect sequence number, if any, as a contradiction. Called when the engine has proved not to have
-    /// restarted, so that the number must come from another publisher.
+    /// Counts a live batch of unclear origin, if there is one, as a contradiction (different batches with one sequence
+    /// number). Called when the engine has proved not to have restarted, so that the batch must come from another
+    /// publisher.
     pub(super) fn admit_suspect(&mut self, now: Duration) {
         if self.doubt.take_suspect() {
             self.note_contradiction(now, true);

@@ -29,7 +29,7 @@ pub use self::parser::{Budget, Head, Room};
 /// Maximum duration of an attempt to connect to an engine.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Future of an attempt to connect to an address.
+/// Future of an attempt to connect to an engine's address; its value is the connected socket.
 pub type ConnectAttempt = Pin<Box<dyn Future<Output = io::Result<Socket>> + Send>>;
 
 /// Connected socket: TCP, or a Unix domain socket.

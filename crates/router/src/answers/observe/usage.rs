@@ -15,8 +15,8 @@ static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(NAME));
 /// Maximum size of a `usage` object (token counts in an answer) that is read, in bytes.
 const MOST: usize = 8 << 10;
 
-/// Maximum number of `usage` objects in an answer. With more, the object with the answer's own counts cannot be
-/// identified, and no counts are reported.
+/// Maximum number of `usage` objects (token counts) in an answer. With more, the object with the answer's own counts
+/// cannot be identified, and the answer counts as one without token counts.
 const MOST_OBJECTS: u32 = 16;
 
 /// Token counts of a request, as reported by the engine. Each count is None if the engine has not reported it.
