@@ -66,8 +66,8 @@ impl Entry {
 }
 
 impl AllowList {
-    /// Parses the list from the configuration's entries. `open` is true if registration requires no key, which
-    /// restricts the defaults for an empty list.
+    /// Parses the list of allowed endpoints from the entries of the configuration. `open` is true if registration
+    /// requires no key; an empty list then allows fewer endpoints by default.
     pub(crate) fn new(entries: &[String], open: bool) -> Result<Self, Error> {
         let default: &[&str] = if open { &LOOPBACK } else { &["*", "ipc://*"] };
         let said = !entries.is_empty();

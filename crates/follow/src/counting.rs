@@ -1,8 +1,8 @@
 //! Macro for counters that are shown as metrics. A counter's field name is the end of its metric's name, and its doc
 //! comment is the metric's help text.
 
-/// Declares a struct `Counts` of counters, with a method that lists their metrics' names and help texts. Each metric's
-/// name begins with `$prefix`.
+/// Declares a struct `Counts` of counters, with a method that lists the names and help texts of the counters' metrics.
+/// Each metric's name begins with `$prefix`.
 macro_rules! counts {
     ($(#[doc = $of:literal])* $prefix:literal $($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
         $(#[doc = $of])*

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// Address of an engine's socket in ZeroMQ's form, `tcp://host:port` or `ipc://path`; or `bind://port` for a port of
-/// the service to which the engine connects.
+/// Address of an engine's socket in ZeroMQ's form, `tcp://host:port` or `ipc://path`; or `bind://port` for an engine
+/// that connects to a port of the service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint(Box<str>);
 
@@ -17,7 +17,8 @@ impl Endpoint {
         &self.0
     }
 
-    /// Returns the port of the service to which the engine connects; `None` if the service connects to the engine.
+    /// Returns the port at which the service accepts the engine's connection; `None` for an endpoint to which the
+    /// service connects.
     #[must_use]
     pub fn bound_port(&self) -> Option<u16> {
         self.0.strip_prefix("bind://")?.parse().ok()
@@ -35,7 +36,8 @@ impl Endpoint {
         self.0.strip_prefix("nats:")
     }
 
-    /// Returns the host, without the brackets of an IPv6 address; `None` for `ipc://` paths and ports of the service.
+    /// Returns the host, without the brackets of an IPv6 address; `None` for an endpoint without a host: an `ipc://`
+    /// path, or a `bind://` port of the service, to which the engine connects.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         let (host, _) = self.0.strip_prefix("tcp://")?.rsplit_once(':')?;

@@ -9,16 +9,16 @@ pub const WRONG_TYPE: &str = "wrong_type";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The configuration is invalid.
+    /// The configuration of the follower is invalid.
     #[error("configuration: {message}")]
     Config {
         /// Message that names the wrong setting and says why the value is wrong.
         message: String,
     },
-    /// A value, or a combination of values, cannot be used.
+    /// A value in the request, or a combination of values, cannot be used.
     #[error("{message}")]
     Invalid {
-        /// Error code, equal in every release.
+        /// Error code for programs, equal in every release.
         code: &'static str,
         /// Message that says what is wrong and what is expected.
         message: Cow<'static, str>,
@@ -26,25 +26,25 @@ pub enum Error {
     /// The request contradicts an earlier registration.
     #[error("{message}")]
     Conflict {
-        /// Error code, equal in every release.
+        /// Error code for programs, equal in every release.
         code: &'static str,
-        /// Message that describes the contradiction.
+        /// Message that describes how the request contradicts the earlier registration.
         message: String,
     },
-    /// The configuration does not allow the request.
+    /// The configuration of the service does not allow the request.
     #[error("{message}")]
     Forbidden {
-        /// Error code, equal in every release.
+        /// Error code for programs, equal in every release.
         code: &'static str,
         /// Message that says what is not allowed, and which setting would allow it.
         message: String,
     },
-    /// The requested object does not exist.
+    /// The object that the request names does not exist.
     #[error("{message}")]
     Unknown {
-        /// Error code, equal in every release.
+        /// Error code for programs, equal in every release.
         code: &'static str,
-        /// Message that names what does not exist.
+        /// Message that names the object which does not exist.
         message: String,
     },
     /// Handling of the request panicked, which is a bug. The request had no effect.
@@ -53,10 +53,10 @@ pub enum Error {
     /// The service was shut down before or during the request.
     #[error("the service is closed")]
     Closed,
-    /// The requested object does not exist now, but may soon.
+    /// The object that the request names does not exist now, but may soon.
     #[error("{message}")]
     Unavailable {
-        /// Error code, equal in every release.
+        /// Error code for programs, equal in every release.
         code: &'static str,
         /// Message that says what does not exist yet, and what the client can do.
         message: String,

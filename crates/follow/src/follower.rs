@@ -405,8 +405,9 @@ impl Follower {
         self.drain_after(timeout, std::future::ready(true))
     }
 
-    /// Drains the follower like [`drain`](Self::drain), but first waits for the future `answered`, whose value is true if
-    /// all running requests were answered.
+    /// Stops the follower like [`drain`](Self::drain): marks it as not ready, and ends all streams and threads. Before
+    /// the streams end, waits for the future `answered`, whose value is true if all running requests were answered.
+    /// Returns true if the value is true and all streams ended within `timeout`.
     pub fn drain_after(&self, timeout: Duration, answered: impl Future<Output = bool>) -> bool {
         let Some(FollowerThreads { ingest, adopt, keeper }) = self.running.lock().take() else { return true };
         self.leave();

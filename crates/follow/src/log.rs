@@ -67,7 +67,8 @@ impl Level {
     }
 }
 
-/// Starts logging to the standard error output, unless another service in the process has started it before.
+/// Starts to write log lines to the standard error output, unless another service in the process has started this
+/// before.
 pub fn start(config: LogConfig) {
     if config.level == Level::Off {
         return;

@@ -19,7 +19,7 @@ use crate::state::{HybridRanks, Keyspace, Reservations, tell_time};
 /// the tiers before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankDepths {
-    /// Number by which the caller of the look-up identifies the rank.
+    /// Number by which the caller of the look-up identifies the rank of the worker.
     pub number: u32,
     /// Number of leading blocks in device memory.
     pub device: u32,
@@ -73,8 +73,8 @@ impl Keyspace {
     }
 }
 
-/// Makes a row for each rank that holds leading blocks of the prompt and passes the filter. `cap` is the maximum number
-/// of leading blocks that an engine can reuse for the prompt, if known.
+/// Makes one row of the answer to a query for each rank that holds leading blocks of the prompt and passes the filter.
+/// `cap` is the maximum number of leading blocks that an engine can reuse for the prompt, if known.
 #[must_use]
 pub fn rows<'m>(
     found: &'m Match<'_>,
@@ -101,7 +101,9 @@ pub fn rows<'m>(
     rows
 }
 
-/// Makes rows for ranks of models without full attention, whose blocks are not in the index.
+/// Finds ranks of models that have no full attention, and that hold leading blocks of a prompt. The blocks of these
+/// ranks are not in the index, but in `hybrids` alone. `prefixes`: the prompt's prefix hashes; `cap`: maximum number of
+/// blocks that can be reused, for the field `usable` of the result.
 fn alone<'m>(hybrids: &'m HybridRanks, prefixes: &[u64], cap: Option<u32>) -> impl Iterator<Item = Row<'m>> {
     hybrids.iter().filter_map(move |(worker, rank, hybrid)| {
         let depths: Depths = hybrid.depths_alone(prefixes)?.into();
@@ -112,9 +114,9 @@ fn alone<'m>(hybrids: &'m HybridRanks, prefixes: &[u64], cap: Option<u32>) -> im
     })
 }
 
-/// Computes the number of leading blocks, up to `depth`, that a hybrid model can reuse if at most `cap` are allowed. If
-/// `cap` is less than `depth`, the blocks of an attention window that ends at `cap` are needed, and may have been
-/// evicted.
+/// Computes the number of leading blocks of a prompt, up to `depth`, that a hybrid model can reuse if at most `cap`
+/// blocks may be reused. If `cap` is less than `depth`, the blocks of an attention window that ends at `cap` are
+/// needed, and may have been evicted.
 fn usable(hybrid: &Hybrid, prefixes: &[u64], depth: u32, cap: u32) -> u32 {
     if depth <= cap { depth } else { hybrid.reach(prefixes, cap) }
 }
@@ -173,28 +175,29 @@ pub struct Row<'m> {
     pub rank: u32,
     /// Numbers of leading blocks that the rank holds, by tier.
     pub depths: Depths,
-    /// Number of leading blocks in device memory that the engine can reuse; `None` if the prompt's length is unknown.
+    /// Row of an answer: a rank that holds leading blocks of a prompt. The worker's name is borrowed from the match
+    /// instead of being reference counted, because all threads would contend for the same count.
     pub usable: Option<u32>,
 }
 
 /// Worker that holds leading blocks of a prompt, with the greatest depths among its ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerRow {
-    /// Positions of the worker's ranks in the list of rows.
+    /// Positions of the worker's ranks in the list of rows (one row per rank).
     pub ranks: Range<usize>,
     /// Greatest numbers of leading blocks that any of the worker's ranks holds, by tier.
     pub depths: Depths,
-    /// Greatest number of leading blocks in device memory that any rank can reuse; `None` if the prompt's length is
-    /// unknown.
+    /// Greatest number of leading blocks in device memory that any of the worker's ranks can reuse; `None` if the
+    /// prompt's length is unknown.
     pub usable: Option<u32>,
 }
 
-/// Filter for the ranks in an answer. An empty filter passes all ranks.
+/// Filter for the ranks in an answer to a query. An empty filter passes all ranks.
 #[derive(Default)]
 pub struct Filter<'a> {
     /// Workers that pass; `None` for all workers.
     pub among: Option<HashSet<&'a str>>,
-    /// Streams whose ranks are left out of the answer; `None` to leave out none.
+    /// Names of the workers that pass the filter; `None` for all workers.
     pub without: Option<&'a Reservations>,
     /// Streams whose ranks are left out of the answer if they are unverified (their engine may have restarted
     /// unnoticed); `None` to leave out none.
@@ -219,7 +222,8 @@ impl Filter<'_> {
     }
 }
 
-/// Makes rows for the ranks that match and pass the filter, sorted by worker and rank.
+/// Makes one row for each rank that holds leading blocks of the prompt and passes the filter, sorted by worker and
+/// rank.
 fn filtered<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>> {
     let mut rows = all(found);
     if filter.among.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) || filter.strict.is_some() {
@@ -228,7 +232,7 @@ fn filtered<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>> {
     rows
 }
 
-/// Makes rows for all ranks that hold leading blocks on any tier.
+/// Makes one row for each rank that holds leading blocks of the prompt on any tier.
 fn all<'m>(found: &'m Match<'_>) -> Vec<Row<'m>> {
     if found.is_plain() {
         // Room for most fleets at once.
@@ -263,8 +267,9 @@ fn all<'m>(found: &'m Match<'_>) -> Vec<Row<'m>> {
     rows
 }
 
-/// Groups rows by worker, and returns the best `top_k` workers, or all: those with the greatest depth in device memory
-/// first, and for equal depths those with the greatest depth on any tier. Reorders `rows`.
+/// Groups rows (one per rank) by worker, and returns the best `top_k` workers, or all if `top_k` is `None`: those with
+/// the greatest depth in device memory first, and for equal depths those with the greatest depth on any tier. Reorders
+/// `rows`.
 #[must_use]
 pub fn by_worker(rows: &mut [Row<'_>], top_k: Option<usize>) -> Vec<WorkerRow> {
     // Most fleets have one rank a worker: then there is nothing to bring together.

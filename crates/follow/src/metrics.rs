@@ -26,7 +26,7 @@ use kvatlas_stream::State;
 use kvatlas_stream::limits::{LAG_SECONDS, Limit};
 use kvatlas_stream::{Outcome, Skip};
 
-/// Appends all metrics of streams and indexes, without the final `# EOF` line.
+/// Appends the text of all metrics of streams and indexes to `out`, without the final `# EOF` line.
 pub(crate) fn write(
     fleet: &Arc<Fleet>,
     stores: &[Arc<PoolStore>],
@@ -38,7 +38,7 @@ pub(crate) fn write(
     encode(Scrape { fleet, stores, prompt_queue: prompt_queue.clone(), tops: tops.clone() }, out)
 }
 
-/// Appends the metrics of a collector, with the prefix `kvatlas_` and without the final `# EOF` line.
+/// Appends the text of a collector's metrics to `out`, with the prefix `kvatlas_` and without the final `# EOF` line.
 ///
 /// # Errors
 /// If writing to `out` fails.

@@ -31,19 +31,20 @@ const VIEWERS: usize = 64;
 /// Data of a web page, and the viewers (connected clients) that receive it.
 pub struct Page {
     feed: Arc<Feed>,
-    /// Notification that a viewer was added.
+    /// Notification, to the task that collects the page's data, that a viewer was added.
     watched: Notify,
 }
 
 /// Source of the data that a web page shows.
 pub trait PageSource {
-    /// Adds a data point to the feed's charts. Called once a second, even without viewers.
+    /// Adds a data point to the charts of `feed`, the data of the page. Called once a second, even without viewers.
     fn point(&mut self, feed: &Feed);
 
-    /// Returns the current state as JSON, and adds new entries to the feed's lists. Called only if there are viewers.
+    /// Returns the current state of the fleet or router as JSON, and adds new entries to the lists of `feed`, the data
+    /// of the page. Called only if there are viewers.
     fn state(&mut self, feed: &Feed) -> Value;
 
-    /// Records that collecting the data has panicked, which is a bug; the log has the details.
+    /// Records that the collection of the page's data has panicked, which is a bug; the log has the details.
     fn panicked(&mut self);
 }
 
@@ -114,7 +115,7 @@ pub fn tenth(number: f64) -> f64 {
 /// Minimum time between two counts of the blocks in an index, each of which takes the index's write lock.
 const COUNT_AGAIN: Duration = Duration::from_millis(500);
 
-/// Minimum silence of a stream that the web page shows; idle engines are silent for less.
+/// Shortest silence of a stream that the web page shows, because idle engines are regularly silent for less.
 const SILENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -136,12 +137,13 @@ pub struct FleetObserver {
     rated: Instant,
 }
 
-/// Rates and sums of a fleet, over the time since the previous call.
+/// Rates and sums over the streams of a fleet, for the time since the previous computation.
 #[derive(Debug, Clone, Default)]
 pub struct Rates {
-    /// Number of events applied per second, by all streams together.
+    /// Number of events that the service applied per second, for all streams together.
     pub events: f64,
-    /// Number of events applied per second and number of blocks held, by the name of the row on the page.
+    /// Number of events applied per second, and number of blocks held, for each row of the page by its name: a stream,
+    /// or an engine that is not registered yet.
     pub rows: BTreeMap<String, (f64, u64)>,
     /// Number of blocks held on all tiers, over all streams.
     pub blocks: u64,
@@ -193,7 +195,7 @@ impl FleetObserver {
         &self.indexes
     }
 
-    /// Returns the rates of the fleet over the time since the previous call, usually a second.
+    /// Returns the rates of the fleet since the previous call of this function, usually a second ago.
     pub fn rates(&mut self) -> Rates {
         self.count();
         let seconds = self.rated.elapsed().as_secs_f64().max(1e-3);

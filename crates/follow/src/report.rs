@@ -17,14 +17,14 @@ use crate::state::{Counters, Keyspace, Stream};
 /// Version of kvatlas.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Returns the unmet conditions of readiness as JSON; `None` if all are met.
+/// Returns the unmet conditions of the service's readiness as JSON; `None` if the service is ready.
 #[must_use]
 pub fn not_ready(fleet: &Fleet) -> Option<Value> {
     let incomplete = fleet.waiting();
     (!incomplete.is_over()).then(|| waiting(&incomplete))
 }
 
-/// Converts the unmet conditions of readiness to JSON.
+/// Converts the unmet conditions of the service's readiness to JSON.
 #[must_use]
 pub fn waiting(waiting: &Blockers) -> Value {
     let streams: Vec<_> = waiting
@@ -99,7 +99,7 @@ pub fn id_value(name: &str) -> serde_json::Value {
     }
 }
 
-/// Numbers of blocks held, by worker and rank.
+/// Numbers of blocks held by ranks, by worker and rank.
 type Blocks = HashMap<(Arc<str>, u32), BlockCounts>;
 
 #[derive(Clone, Copy, Default)]
@@ -170,7 +170,7 @@ fn describe(fleet: &Fleet, worker: &WorkerView, blocks: &Blocks) -> Value {
     })
 }
 
-/// Returns the name of a stream's state in Dynamo's interface.
+/// Returns the name that a stream's state has in Dynamo's HTTP interface.
 fn status(state: State) -> &'static str {
     match state {
         State::Connecting | State::Replaying => "pending",
@@ -180,8 +180,8 @@ fn status(state: State) -> &'static str {
     }
 }
 
-/// Returns the severity of a stream's state in Dynamo's interface. A worker's state is the most severe one of its
-/// streams.
+/// Returns the severity of a stream's state, given by its name in Dynamo's HTTP interface; greater is worse. A worker's
+/// state is the most severe one of its streams.
 fn severity(status: &str) -> usize {
     ["paused", "active", "pending", "failed"].iter().position(|name| *name == status).unwrap_or(0)
 }

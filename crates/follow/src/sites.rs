@@ -17,7 +17,7 @@ pub use crate::config::{Role, SitesConfig};
 use crate::error::Error;
 use crate::state::{Keyspace, Stream};
 
-/// Returns the name of a site's state in HTTP answers and metrics.
+/// Returns the name of a site's state, as shown in HTTP answers and metrics.
 #[must_use]
 pub fn state_name(state: State) -> &'static str {
     match state {
@@ -36,7 +36,7 @@ pub struct KeyspaceDigest {
     pub routing_group: String,
     /// Number of tokens in a block.
     pub block_size: u32,
-    /// Digest in its binary encoding.
+    /// Digest of the keyspace's index in its binary encoding.
     pub bytes: Vec<u8>,
 }
 
@@ -80,9 +80,9 @@ impl Digests {
     }
 }
 
-/// Updates a publisher's prefix hashes from the index of a keyspace. Untrusted streams are left out, as in answers to
-/// queries; a stream that becomes untrusted during the update is left out the next time. Returns the workers of the
-/// streams that were left out.
+/// Updates a publisher's prefix hashes from the index of a keyspace (model and routing group). Untrusted streams are
+/// left out, as in answers to queries; a stream that becomes untrusted during the update is left out the next time.
+/// Returns the workers of the streams that were left out.
 fn look(publisher: &mut Publisher, keyspace: &Keyspace) -> Vec<Arc<str>> {
     let untrusted: Vec<_> = keyspace.steady(|untrusted| untrusted.streams().cloned().collect());
     let is_of = |stream: &Arc<Stream>, worker: &str, rank| &*stream.worker == worker && stream.feeds(rank);

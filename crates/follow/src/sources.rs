@@ -16,15 +16,16 @@ use serde_json::{Value, json};
 use crate::error::Error;
 use crate::metrics::{count_of, describe, encode, gauge_of};
 
-/// State of a source of engines.
+/// State of a source in which engines are found, such as the pods of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SourceState {
     /// The source is being queried for the first time; its engines are not known yet.
     Asking,
-    /// The list of engines is known, and is kept up to date.
+    /// The list of the source's engines is known, and is kept up to date.
     Following,
-    /// The source does not answer or refuses the request. The last known list stays in use, and changes are missed.
+    /// The source does not answer or refuses the request. The last known list of engines stays in use, and changes are
+    /// missed.
     Away,
 }
 
@@ -46,9 +47,9 @@ pub struct SourceReport {
     pub source: String,
     /// State of the list of engines that the source gives.
     pub state: SourceState,
-    /// Error code of the current problem, equal in every release; `None` if there is none.
+    /// Error code of the current problem with the source, equal in every release; `None` if there is none.
     pub code: Option<String>,
-    /// Human-readable description of the current problem; `None` if there is none.
+    /// Human-readable description of the current problem with the source; `None` if there is none.
     pub reason: Option<String>,
     /// Number of engines in the source's list, by their state, such as `ready`.
     pub members: BTreeMap<String, u64>,

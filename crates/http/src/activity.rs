@@ -49,8 +49,8 @@ pub(crate) enum Phase {
 
 const PHASES: [Phase; 4] = [Phase::Idle, Phase::Head, Phase::Busy, Phase::Fresh];
 
-/// Activity of a client's connection: its phase with the time of its beginning, the number of running requests, and
-/// whether the client reads.
+/// Activity of a client's connection: its phase with the time when the phase began, the number of running requests, and
+/// the times since which the client has not read.
 pub(crate) struct Activity {
     /// Place that the connection occupies, which also records whether the client has sent a key.
     pub(crate) place: Arc<Place>,
@@ -128,7 +128,7 @@ impl Activity {
         of_phase.min(of_writing(&self.stuck)).min(of_streams).min(look)
     }
 
-    /// Records that the connection's task is being polled.
+    /// Records that the connection's task is being polled, by an increase of the number of polls (`turn`).
     pub(crate) fn begin_turn(&self) {
         if self.place.is_stranger() {
             self.turn.fetch_add(1, Relaxed);
@@ -145,7 +145,7 @@ impl Activity {
         self.waiting.store(since.map_or(0, |since| since + 1), Relaxed);
     }
 
-    /// True if the client has sent no key, and does not read available data.
+    /// True if the client has sent no key (a stranger), and does not read available data of an answer.
     pub(crate) fn is_unread_stranger(&self) -> bool {
         self.place.is_stranger() && (self.is_stuck() || self.waiting.load(Relaxed) > 0)
     }
@@ -160,7 +160,8 @@ impl Activity {
         self.place.release(UNREAD);
     }
 
-    /// Records the result of a write to the connection's socket.
+    /// Records the result of a write to the connection's socket: the number of accepted bytes, or that the socket
+    /// accepts none.
     pub(crate) fn wrote(&self, written: &Poll<std::io::Result<usize>>) {
         let is_stuck = self.is_stuck();
         match written {
@@ -181,7 +182,7 @@ impl Activity {
         }
     }
 
-    /// Records that the connection's write buffer is empty.
+    /// Records that the connection's write buffer is empty, so that no data wait for the client to read.
     pub(crate) fn record_flush(&self) {
         if self.is_stuck() {
             self.unstick();
@@ -198,7 +199,7 @@ impl Activity {
         self.set(Phase::Busy);
     }
 
-    /// Records the end of a request. True if no other request is running on the connection.
+    /// Records the end of a request. Returns true if no other request is running on the connection.
     pub(crate) fn end(&self) -> bool {
         self.requests.fetch_sub(1, Relaxed) == 1
     }
@@ -232,8 +233,8 @@ thread_local! {
     static PIECES: Cell<(u32, bool)> = const { Cell::new((0, true)) };
 }
 
-/// Records that the stream being polled requested the next piece of its answer from the handler. `has_got`: true if a
-/// piece was available.
+/// Records that the stream being polled on this thread requested the next piece of its answer from the handler.
+/// `has_got`: true if a piece was available.
 pub(crate) fn asked(has_got: bool) {
     PIECES.set(match PIECES.get() {
         (pieces, _) if has_got => (pieces.wrapping_add(1), false),
@@ -272,7 +273,7 @@ impl<S: Future<Output = ()> + Send + 'static> Executor<S> for Streams {
     }
 }
 
-/// Timer for a stream that may be waiting for its client to read.
+/// Timer that finds out whether a stream has waited too long for its client to read a piece of the answer.
 struct Stall {
     write: Duration,
     pieces: (u32, bool),
@@ -281,8 +282,9 @@ struct Stall {
 }
 
 impl Stall {
-    /// Checks whether the client has needed too long for a piece, in which case the result is ready; otherwise pending,
-    /// with a timer set if necessary.
+    /// Checks whether the client has needed longer than the time limit to read a piece of the answer, in which case the
+    /// result is ready; otherwise pending, with a timer set if necessary. `pieces`: the number of pieces sent so far,
+    /// and true if the stream waits for the handler's next piece.
     fn look(&mut self, pieces: (u32, bool), context: &mut Context<'_>) -> Poll<()> {
         if pieces != self.pieces {
             (self.pieces, self.since) = (pieces, time::Instant::now());

@@ -59,7 +59,7 @@ impl Body for RequestBody {
     }
 }
 
-/// Reason why a body could not be read.
+/// Reason why the body of a request could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BodyFault {
     /// The body exceeds the maximum size.
@@ -68,11 +68,12 @@ pub enum BodyFault {
     CutOff(String),
     /// The body did not arrive within the time limit.
     TooSlow,
-    /// The memory for bodies is full, or the body was dropped because its memory was needed for others.
+    /// The memory for the bodies of all requests is full, or the body was dropped because other bodies needed its
+    /// memory.
     NoRoom,
 }
 
-/// Body in memory, whose size counts in the memory limit until dropped.
+/// Body in memory. Its size counts in the memory limit for the bodies of all requests until this value is dropped.
 struct BodyBuffer {
     bytes: Vec<u8>,
     _lease: Lease,
@@ -84,13 +85,13 @@ impl AsRef<[u8]> for BodyBuffer {
     }
 }
 
-/// Limits for reading a body.
+/// Limits for reading the body of a request: its size, and the time of its end.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
     /// Maximum size of a body, in bytes.
     pub most: usize,
-    /// Number of bytes beyond the limit that are read and dropped. A client that sends its whole body first can then
-    /// still read the refusal.
+    /// Number of bytes beyond the maximum size that are read and dropped. A client that sends its whole body first can
+    /// then still read the refusal.
     pub thrown_away: u64,
     /// Deadline for the end of the body.
     pub until: Instant,
@@ -145,8 +146,8 @@ async fn collect(mut body: RequestBody, limits: BodyLimits, memory: &Arc<Memory>
     Ok(Bytes::from_owner(BodyBuffer { bytes: whole, _lease: lease }))
 }
 
-/// Grows the buffer to hold `length` bytes, with reserved memory. If the client declares a larger length, memory is
-/// reserved only in proportion to the bytes that have arrived.
+/// Grows the buffer `whole` to hold `length` bytes of a body, with reserved memory. If the client declares a larger
+/// length, memory is reserved only in proportion to the bytes that have arrived.
 async fn make_room(
     whole: &mut Vec<u8>,
     length: usize,
@@ -195,14 +196,15 @@ async fn discard(mut body: RequestBody, most: u64) -> BodyFault {
 /// Content type of a body, from its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// JSON, or a format based on it.
+    /// JSON, or a format based on JSON.
     Json,
-    /// Numbers in binary form, as in the bodies of queries to an index.
+    /// Numbers in binary form, such as tokens or hashes in the body of a query to an index.
     Bytes,
 }
 
 impl Content {
-    /// Returns the content type stated in the headers; None if it is missing or another one.
+    /// Returns the content type stated in the headers; None if the header is missing or states a type other than JSON
+    /// and bytes.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;

@@ -28,10 +28,11 @@ pub struct Config {
     pub admin_key: Option<Secret>,
     /// File with the admin key, read again when it changes; None for no file.
     pub admin_key_file: Option<PathBuf>,
-    /// Host names that requests may use, besides this machine's own names and IP addresses. If the list is empty, hosts
-    /// are checked only if the server listens on loopback without a key.
+    /// Host names that requests may use for this server, besides this machine's own names and IP addresses. If the list
+    /// is empty, hosts are checked only if the server listens on loopback without a key.
     pub hosts: Vec<String>,
-    /// Origins, besides the server's own, whose web pages may send requests and read answers. Used only by the router.
+    /// Origins (scheme, host and port), besides the server's own, whose web pages may send requests and read answers.
+    /// Used only by the router.
     #[serde(default)]
     pub origins: Vec<String>,
     /// Certificate and key of the server; None for plain HTTP.
@@ -63,7 +64,7 @@ pub struct Config {
 /// Settings of an HTTP server that can change while it runs.
 #[derive(Debug, Clone, Deserialize)]
 pub struct LiveSettings {
-    /// Host names that requests may use; see `hosts` in [`Config`].
+    /// Host names that requests may use for this server; see `hosts` in [`Config`].
     pub hosts: Vec<String>,
     /// Origins whose web pages may send requests; see `origins` in [`Config`].
     #[serde(default)]

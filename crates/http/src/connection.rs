@@ -24,8 +24,8 @@ use crate::heads::{self, Head};
 use crate::heads::{GRACE, Protocol};
 use crate::ledger::{Counts, HTTP2, Ledger, Limits, STRANGER_READ};
 
-/// Number of bytes beyond a head that are read at once. With this size, a body that arrives in one piece, as most
-/// prompts do, is not copied.
+/// Number of bytes that are read at once from a client, in addition to a request's head. With this size, a body that
+/// arrives in one piece, as most prompts do, is not copied.
 const READ: usize = 64 << 10;
 
 /// Time allowed to a client for closing its connection after the server has asked for it.
@@ -35,7 +35,7 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// refusal.
 const THROWN_AWAY: usize = 256 << 10;
 
-/// Settings and limits under which a connection is served.
+/// Settings and limits under which a client's connection is served.
 pub(crate) struct Terms {
     pub(crate) protocol: Protocol,
     pub(crate) limits: Limits,
@@ -45,7 +45,7 @@ pub(crate) struct Terms {
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-/// Wrapper of a client's socket or TLS stream that records the traffic in [`Activity`].
+/// Wrapper of a client's socket or TLS stream that records reads and writes in [`Activity`], for time limits.
 struct Monitor<S, B> {
     stream: S,
     activity: Arc<Activity>,
@@ -90,7 +90,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         }))
     }
 
-    /// Records that `count` bytes were sent over HTTP/2 to a client without a key.
+    /// Records that the first `count` bytes of the buffers `bytes` were sent over HTTP/2 to a client without a key.
     fn went(&mut self, bytes: &[std::io::IoSlice<'_>], mut count: usize) {
         if self.ledger().is_none() {
             return;
@@ -125,7 +125,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         }
     }
 
-    /// Refuses a request with a too large head: answers, drops the head, and closes the connection.
+    /// Refuses a request with a too large head: sends the refusal as the answer, reads and drops the rest of the head,
+    /// and closes the connection.
     fn refuse_head(&mut self, context: &mut Context<'_>) -> std::io::Error {
         let answer = heads::raw((self.refuse)(heads::too_large(self.limits.max_head, self.limits.max_headers)));
         // Bytes after a request that was answered early may belong to its body; a client that reads no answer gets

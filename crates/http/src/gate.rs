@@ -43,7 +43,7 @@ impl Gate {
         Ok(Self { trust, config: config.clone(), live: ArcSwap::from_pointee(config.into()) })
     }
 
-    /// Returns the current values of the settings that can change without a restart.
+    /// Returns the current values of the settings that can change without a restart: hosts, origins and access log.
     #[must_use]
     pub fn live(&self) -> Guard<Arc<LiveSettings>> {
         self.live.load()
@@ -107,15 +107,15 @@ impl Gate {
         self.trust.keys().are_in_name(name)
     }
 
-    /// Refuses a request that has one of the server's keys in its path, query or method.
+    /// Refuses a request that contains one of the server's keys in its path, query or method, which many programs log.
     ///
     /// # Errors
-    /// [`Denial`] if one of them has a key.
+    /// [`Denial`] if the path, query or method contains a key.
     pub fn check_target<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         self.trust.keys().check_target(request)
     }
 
-    /// Checks that a request has the required access. True if the request has a key.
+    /// Checks that a request has the required access. Returns true if the request contains a valid key.
     ///
     /// # Errors
     /// The reason for the refusal.
@@ -123,9 +123,9 @@ impl Gate {
         Ok(self.admit(request, wants)? != ShownKey::Nothing)
     }
 
-    /// Checks that a request has the required access, and returns the key that it has. Hosts are checked on loopback
-    /// without a key, and if the configuration lists some. A request that makes a change, or a request with a body and
-    /// without a key, must not come from a web page whose origin is not configured.
+    /// Checks that a request has the required access, and returns the key that the request contains. Host names are
+    /// checked on loopback without a key, and if the configuration lists some. A request that makes a change, or a
+    /// request with a body and without a key, must not come from a web page whose origin is not configured.
     ///
     /// # Errors
     /// The reason for the refusal.
@@ -141,11 +141,11 @@ impl Gate {
         Ok(shown)
     }
 
-    /// Refuses a request that names a host other than this machine, at the listener for administrators. Without this
-    /// check, foreign web pages could use the listener, as it requires no key.
+    /// Refuses a request, received at the listener for administrators, that names a host other than this machine.
+    /// Without this check, foreign web pages could use the listener, as it requires no key.
     ///
     /// # Errors
-    /// [`Denial`] if the host is another one.
+    /// [`Denial`] if the request names another host.
     pub fn check_admin_host<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         let is_loopback = self.config.admin_bind.is_some_and(|at| at.ip().is_loopback());
         let hosts = if is_loopback { Hosts::Own } else { Hosts::Any };
@@ -186,7 +186,7 @@ impl Gate {
 /// Interval at which the files with keys and certificates are checked for changes.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Keys and certificates in force.
+/// Keys and certificates that the server uses now.
 pub(crate) struct Trust {
     config: Config,
     /// Protocols to offer in TLS, the preferred one first.
@@ -194,7 +194,7 @@ pub(crate) struct Trust {
     keys: ArcSwap<Keys>,
     tls: ArcSwapOption<TlsAcceptor>,
     certificate: ArcSwapOption<CertifiedKey>,
-    /// Hashes of the files at the last reading; None for an unreadable file.
+    /// Hashes of the contents of the files with keys and certificates at the last reading; None for an unreadable file.
     seen: Mutex<Vec<Option<u64>>>,
 }
 

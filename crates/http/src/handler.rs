@@ -40,7 +40,7 @@ pub struct Front {
     pub(crate) places: Arc<Places>,
 }
 
-/// Circumstances of a request's arrival: thread, listener, client and deadline.
+/// Circumstances under which a request arrived: thread, listener, client's address, and deadline of the body.
 pub struct Call {
     /// Number of the thread that serves the request, with [`Threads::Own`](crate::Threads::Own).
     pub thread: usize,
@@ -63,7 +63,7 @@ pub trait Handler: Send + Sync + 'static {
     /// True if clients may use HTTP/2.
     const HTTP2: bool;
 
-    /// True if an HTTP/1.1 client that closes its sending side still gets its answer; false if its request is then
+    /// True if an HTTP/1.1 client that closes its sending side still gets its answer; false if this client's request is
     /// cancelled.
     const HALF_CLOSE: bool;
 
@@ -115,7 +115,8 @@ impl Front {
         self.places.evicted.load(Relaxed)
     }
 
-    /// Number of connections without a key that were closed for other reasons, by reason.
+    /// Number of connections without a key that were closed, by reason: too many streams, or an answer that was not
+    /// read.
     #[must_use]
     pub fn closed_strangers(&self) -> [(&'static str, u64); 2] {
         let Counts { stranger_streams, unread_answers, .. } = &*self.counts;

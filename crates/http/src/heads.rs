@@ -48,7 +48,7 @@ pub(crate) struct Head {
 pub(crate) struct HeadSummary {
     /// Length of the request's head in bytes.
     pub(crate) bytes: usize,
-    /// True if the head has both Content-Length and Transfer-Encoding.
+    /// True if the head has the headers Content-Length and Transfer-Encoding, which contradict each other.
     pub(crate) is_ambiguous: bool,
 }
 
@@ -99,7 +99,8 @@ impl Head {
     }
 }
 
-/// True if `piece`, which follows the first `there` bytes of a line, continues the name `name` in this line.
+/// True if the line formed by `there` bytes, which are the beginning of `name`, and then `piece`, still agrees with the
+/// header name `name`.
 fn goes_on(piece: &[u8], there: usize, name: &[u8]) -> bool {
     let Some(rest) = name.get(there..) else { return true };
     let most = rest.len().min(piece.len());
@@ -114,7 +115,7 @@ pub(crate) fn too_large(max_head: usize, max_headers: usize) -> Denial {
     Denial::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", message)
 }
 
-/// Encodes an HTTP/1.1 answer with a complete body, which announces that the connection closes.
+/// Encodes an answer with its complete body as the bytes of HTTP/1.1. The answer announces that the connection closes.
 pub(crate) fn raw<B: Body<Data = Bytes> + Unpin>(response: Response<B>) -> Vec<u8> {
     let (head, mut body) = response.into_parts();
     let mut data = Vec::new();
@@ -170,7 +171,7 @@ pub(crate) fn check<B>(
     Ok(())
 }
 
-/// True if a text is a valid value of a Host header: no list, no user, no path.
+/// True if a text is a valid value of a Host header: one host with an optional port, without a user or path.
 fn is_host(text: &[u8]) -> bool {
     text.iter().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b',' | b'/' | b'@' | b'?' | b'#' | b'\\'))
 }
@@ -184,7 +185,7 @@ pub(crate) enum Protocol {
 
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 
-/// Time limit for the first byte from a client that has connected, but has sent nothing when the server stops.
+/// Time limit, once the server stops, for the first byte from a client that has connected but has sent nothing.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// Maximum number of attempts to read the HTTP/2 preface while not all of its bytes have arrived.
@@ -255,10 +256,10 @@ pub(crate) struct FrameHead {
     pub(crate) stream: u32,
 }
 
-/// Event that the parser of HTTP/2 frames reports.
+/// Event that the parser of HTTP/2 frames reports: the beginning or the end of a frame's payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// The head of a frame is complete.
+    /// The head of a frame is complete, and its payload begins.
     Begins(FrameHead),
     /// The payload of a frame is complete.
     Ends(FrameHead),
@@ -269,13 +270,13 @@ pub(crate) enum Mark {
 pub(crate) struct Frames {
     bytes: [u8; HEAD],
     have: usize,
-    /// Number of bytes still missing of the current payload, or of the data before the first frame.
+    /// Number of bytes still missing of the current frame's payload, or of the data before the first frame.
     rest: usize,
     head: Option<FrameHead>,
 }
 
 impl Frames {
-    /// Makes the parser for a direction in which `before` bytes precede the first frame.
+    /// Makes the parser for one direction of a connection, in which `before` bytes precede the first frame.
     pub(crate) fn new(before: usize) -> Self {
         Self { bytes: [0; HEAD], have: 0, rest: before, head: None }
     }
@@ -290,7 +291,8 @@ impl Frames {
         self.head
     }
 
-    /// Parses the next bytes, and calls `passed` for each complete frame head and payload.
+    /// Parses the next bytes of the direction, and calls `passed` for each complete frame head and each complete
+    /// payload.
     pub(crate) fn take(&mut self, mut bytes: &[u8], mut passed: impl FnMut(Mark)) {
         while !bytes.is_empty() {
             let (piece, behind) = bytes.split_at(self.remaining().min(bytes.len()));

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::Error;
 
-/// Inherited sockets that are not used by a server yet.
+/// Listening sockets inherited at the start of the process that no server uses yet, with their addresses.
 static SOCKETS: Mutex<Vec<(SocketAddr, TcpListener)>> = Mutex::new(Vec::new());
 
 /// Adopts the sockets that the process inherited at its start, and returns their addresses.

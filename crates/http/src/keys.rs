@@ -32,7 +32,7 @@ const SHORTEST: usize = 4;
 pub enum ShownKey {
     /// No valid key: the request contains none of the server's keys.
     Nothing,
-    /// Key for read access only.
+    /// Key that permits read access only.
     QueryKey,
     /// Admin key, which permits changes.
     AdminKey,
@@ -43,9 +43,9 @@ pub enum ShownKey {
 pub(crate) struct Keys {
     ask: Option<Secret>,
     admin: Option<Secret>,
-    /// Both keys, prepared for a search in texts.
+    /// The key for read access and the admin key, prepared for a search in texts.
     written: WrittenKeys,
-    /// Both keys in lower case, prepared for a search in header names.
+    /// The key for read access and the admin key, in lower case, prepared for a search in header names.
     lowered: WrittenKeys,
 }
 
@@ -102,7 +102,7 @@ impl WrittenKeys {
 }
 
 impl Keys {
-    /// Reads the keys from the configuration and its files.
+    /// Reads the keys that clients must send, from the configuration and the files with keys named in it.
     pub(crate) fn read(config: &Config) -> Result<Self, Error> {
         let key = |key: &Option<Secret>, file: &Option<std::path::PathBuf>| match file {
             Some(file) => Secret::read(file).map(Some).map_err(Error),
@@ -139,7 +139,8 @@ impl Keys {
         name.len() >= self.lowered.shortest && self.lowered.are_in(&name.to_ascii_lowercase(), 0, 1)
     }
 
-    /// Refuses a request that has a key in its path, query or method, because many programs log these.
+    /// Refuses a request that contains one of the server's keys in its path, query or method, because many programs log
+    /// these parts of a request.
     pub(crate) fn check_target<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
         if !self.are_in(target.as_bytes()) && !self.are_in(request.method().as_str().as_bytes()) {
@@ -164,7 +165,8 @@ impl Keys {
         (is(&self.ask), is(&self.admin))
     }
 
-    /// Returns the key that changes require: the admin key, else the only key; None without keys.
+    /// Returns the key that a request for a change must contain: the admin key, or the key for read access if no admin
+    /// key is configured; None without keys.
     pub(crate) fn for_changes(&self) -> Option<&Secret> {
         self.admin.as_ref().or(self.ask.as_ref())
     }
@@ -174,7 +176,7 @@ impl Keys {
         self.admin.is_some()
     }
 
-    /// Checks that a request contains the key for the access `wanted`, and returns the key that it contains.
+    /// Checks that a request contains the key for the access `wanted`, and returns the key that the request contains.
     pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<ShownKey, Denial> {
         let (ask, admin) = self.shown(request);
         let known = ask || admin;
@@ -223,7 +225,7 @@ fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| shown.trim_ascii())
 }
 
-/// Hosts that a request may name as the server.
+/// Rule for the hosts that a request may name as the server.
 ///
 /// A web page can make a visitor's browser reach this server under the page's own host name (DNS rebinding), and would
 /// then have the visitor's access. A check of the host name prevents this.
@@ -239,7 +241,8 @@ pub(crate) enum Hosts {
 }
 
 impl Hosts {
-    /// Returns the hosts that requests to a server at the address `bind` may name. `names`: the configured host names.
+    /// Returns the rule for a server at the address `bind`. `asks_for_key`: true if requests need a key; `names`: the
+    /// configured host names.
     pub(crate) fn at(bind: SocketAddr, asks_for_key: bool, names: &[String]) -> Self {
         match bind.ip().is_loopback() && !asks_for_key {
             true => Self::Own,

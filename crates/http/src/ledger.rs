@@ -15,7 +15,8 @@ use crate::places::Place;
 /// Length of the preface with which an HTTP/2 connection begins, in bytes.
 const PREFACE: usize = 24;
 
-/// Number of bytes of memory that one byte of a request's head needs, with the bookkeeping of header lines.
+/// Factor by which the memory for a request's head exceeds the size of the head, because of the bookkeeping of header
+/// lines.
 const HEAD: usize = 5;
 
 /// Error of a client without a key that opened more streams than allowed.
@@ -30,9 +31,10 @@ pub(crate) struct Ledger {
     open: Vec<OpenStream>,
     /// Highest number of an HTTP/2 stream that the client has opened.
     last: u32,
-    /// Number of bytes of an incomplete head that are counted in the memory limit.
+    /// Number of bytes of an incomplete request head that are counted in the memory limit.
     head: usize,
-    /// True if the bytes read so far must be processed before further reading. Requests are thus read one at a time.
+    /// True if the bytes read so far must be processed before more are read from the client. Requests are thus read one
+    /// at a time.
     is_full: bool,
     /// Number of the poll of the connection's task in which bytes were last read.
     turn: u32,
@@ -54,8 +56,8 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// True if the connection must not read further in the present poll of its task, whose number is `turn`. The bytes
-    /// read are processed first, and other connections are polled, which may evict this connection.
+    /// True if no more bytes may be read from the client in the present poll of the connection's task, whose number is
+    /// `turn`. The bytes read are processed first, and other connections are polled, which may evict this connection.
     pub(crate) fn is_over(&mut self, turn: u32) -> bool {
         if self.turn != turn {
             (self.turn, self.is_full) = (turn, false);
@@ -63,7 +65,8 @@ impl Ledger {
         self.is_full
     }
 
-    /// Returns the maximum number of bytes to read next, which do not exceed the current frame.
+    /// Returns the maximum number of bytes to read next from the client: at most up to the end of the current HTTP/2
+    /// frame.
     pub(crate) fn most(&self) -> usize {
         self.incoming.remaining().min(STRANGER_READ)
     }
@@ -153,21 +156,24 @@ pub(crate) const STRANGER_WRITE: Duration = Duration::from_secs(2);
 /// Maximum number of bytes read at once from a client without a key.
 pub(crate) const STRANGER_READ: usize = 4 << 10;
 
-/// Memory limit for all connections without a key at the main listener together, in counted bytes. The resident memory
-/// of the process grows by at most 128 MiB through them, with the allocator's overhead.
+/// Memory limit for the connections of all strangers (clients without a key) at the main listener together, in counted
+/// bytes. The resident memory of the process grows by at most 128 MiB through them, with the allocator's overhead.
 pub(crate) const STRANGERS: usize = 80 << 20;
-/// Memory limit for all connections at the listener for administrators together, in counted bytes.
+/// Memory limit for all connections at the listener for administrators together, in counted bytes. All of its clients
+/// are strangers (clients without a key), as this listener requires no key.
 pub(crate) const ADMIN_STRANGERS: usize = 8 << 20;
 
-/// Number of bytes counted in the memory limit for an HTTP/2 stream of a client without a key.
+/// Number of bytes counted, in the memory limit for connections without a key, for each HTTP/2 stream.
 pub(crate) const STREAM: usize = 8 << 10;
-/// Number of bytes counted in the memory limit for an answer that a client without a key does not read.
+/// Number of bytes counted, in the memory limit for connections without a key, for each answer that the client does not
+/// read.
 pub(crate) const UNREAD: usize = 64 << 10;
-/// Number of bytes counted in the memory limit for the use of HTTP/2 on a connection without a key.
+/// Number of bytes counted, in the memory limit for connections without a key, for the use of HTTP/2 on one connection.
 pub(crate) const HTTP2: usize = 8 << 10;
-/// Number of bytes counted in the memory limit for a TLS handshake.
+/// Number of bytes counted, in the memory limit for connections without a key, for a TLS handshake.
 pub(crate) const HANDSHAKE: usize = 64 << 10;
-/// Number of bytes counted in the memory limit for TLS after the handshake, on a connection without a key.
+/// Number of bytes counted, in the memory limit for connections without a key, for TLS on one connection after the
+/// handshake.
 pub(crate) const TLS: usize = 24 << 10;
 
 /// Time limits for the phases of a connection, and size limits for a request's head.

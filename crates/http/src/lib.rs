@@ -63,7 +63,7 @@ pub struct Denial {
     pub status: StatusCode,
     /// Stable error code, equal in every release.
     pub code: &'static str,
-    /// Description of what was wrong and what would be right.
+    /// Description, in English, of what is wrong in the request, and of what would be accepted.
     pub message: Cow<'static, str>,
 }
 

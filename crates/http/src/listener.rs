@@ -17,7 +17,7 @@ use crate::ledger::{HANDSHAKE, Limits, TLS};
 use crate::places::{Place, Places};
 use crate::server::ListeningSocket;
 
-/// Counts of open connections, and of accepting tasks, at the main listener.
+/// Counts, at the main listener, of open connections and of tasks that accept connections.
 #[derive(Default)]
 pub(crate) struct OpenCounts {
     pub(crate) count: AtomicUsize,
@@ -45,8 +45,8 @@ pub(crate) struct ListenerContext<H> {
 }
 
 impl<H: Handler> ListenerContext<H> {
-    /// Accepts connections and passes them to `give` until the listener is told to stop; then passes those already
-    /// waiting in the system's queue.
+    /// Accepts connections and passes them to the function `give` until the listener is told to stop; then passes on
+    /// the connections that still wait in the system's queue.
     pub(crate) async fn accept(
         self: Arc<Self>,
         listener: ListeningSocket,
@@ -146,11 +146,12 @@ impl<H: Handler> ListenerContext<H> {
     }
 }
 
-/// Open connection, counted until dropped.
+/// Guard of an open connection, which is counted as open until this value is dropped.
 pub(crate) struct OpenConnection<H: Handler>(Arc<ListenerContext<H>>);
 
 impl<H: Handler> OpenConnection<H> {
-    /// Counts a connection from its acceptance on, so that a server that shuts down waits for it.
+    /// Creates the guard of a connection that has just been accepted. The connection is counted as open from then on,
+    /// so that a server that shuts down waits for it.
     pub(crate) fn new(common: Arc<ListenerContext<H>>) -> Self {
         common.handler.front().counts.begun.fetch_add(1, Relaxed);
         if common.kind == ListenerKind::Main {

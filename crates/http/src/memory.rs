@@ -24,7 +24,7 @@ const SHORT: usize = 64 << 10;
 /// Longest time that a body waits for memory before it is refused.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Interval at which a body that waits for memory checks whether another one can be evicted.
+/// Interval at which a request that waits for memory for its body checks whether another request's body can be evicted.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Minimum time, in milliseconds, after which a body may be evicted for others: the time without a byte, or the time
@@ -40,7 +40,7 @@ pub struct Memory {
     limit: usize,
     used: AtomicUsize,
     freed: Notify,
-    /// Incomplete bodies, in the order in which they began.
+    /// Incomplete bodies, by a number that increases in the order in which the bodies began.
     coming: Mutex<BTreeMap<u64, Arc<Progress>>>,
     number: AtomicU64,
     refused: AtomicU64,
@@ -62,20 +62,21 @@ struct Progress {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoRoomError;
 
-/// Memory reserved for a body, until dropped.
+/// Memory reserved for the body of a request, and freed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
     memory: Arc<Memory>,
     bytes: usize,
 }
 
-/// Memory reserved for values derived from a body, until dropped.
+/// Memory reserved for values derived from the body of a request, and freed when this value is dropped.
 #[derive(Debug)]
 pub struct Reservation {
     lease: Lease,
 }
 
-/// Memory reserved for a body that does not arrive over the server's own connections, until dropped.
+/// Memory reserved for a body that does not arrive over the server's own connections, and freed when this value is
+/// dropped.
 pub struct BodyLease {
     turn: Option<BodyTurn>,
     lease: Lease,
@@ -89,7 +90,7 @@ pub(crate) struct BodyTurn {
 }
 
 impl Memory {
-    /// Makes a memory limit of `limit` bytes.
+    /// Makes a memory limit of `limit` bytes for the bodies of requests.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -109,14 +110,14 @@ impl Memory {
         self.used.load(Relaxed)
     }
 
-    /// Number of refused bodies by reason: those without memory, and those evicted for others.
+    /// Number of refused bodies by reason: no memory was free, or the body was evicted for others.
     #[must_use]
     pub fn refused(&self) -> [(&'static str, u64); 2] {
         [("no_room", self.refused.load(Relaxed)), ("gave_way", self.gave_way.load(Relaxed))]
     }
 
-    /// Reserves memory for values derived from a body, in addition to the body itself, at most half of the limit. None
-    /// if the memory is not free by `until`.
+    /// Reserves `bytes` bytes for values derived from a body, in addition to the memory for the body itself, but at
+    /// most half of the limit. Returns None if the memory is not free by `until`.
     pub async fn reserve(self: &Arc<Self>, bytes: usize, until: std::time::Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.limit / 2);
         loop {
@@ -153,7 +154,8 @@ impl Memory {
         }
     }
 
-    /// Evicts one body, if one may be evicted: the one without a byte for the longest time, else the slowest.
+    /// Evicts one body, if one may be evicted: the body that has received no byte for the longest time, else the one
+    /// that arrives slowest.
     fn make_room(&self) {
         let now = millis();
         let rate = |it: &Progress| it.bytes.load(Relaxed) as u64 * 1000 / now.saturating_sub(it.since).max(1);
@@ -172,7 +174,7 @@ impl Memory {
 }
 
 impl Reservation {
-    /// Changes the size of the reservation to `bytes`; false if the memory is not free now.
+    /// Changes the size of the reservation to `bytes`. Returns false if the memory is not free now.
     #[must_use]
     pub fn try_resize(&mut self, bytes: usize) -> bool {
         let lease = &mut self.lease;

@@ -31,7 +31,7 @@ pub fn write_process(out: &mut String) -> std::fmt::Result {
     encode_registry(out, &system)
 }
 
-/// Time for which a text of the metrics may be used for several requests.
+/// Time for which a text of the metrics, once made, may also answer later requests.
 const STAYS: Duration = Duration::from_secs(1);
 
 /// Latest text of `GET /metrics`, shared by several requests, because its size and the time to make it grow with the
@@ -86,7 +86,7 @@ impl Exposition {
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// True if the headers prefer plain text to OpenMetrics, which is the default.
+/// True if a request's headers prefer plain text to OpenMetrics, which is the default format of the metrics.
 fn prefers_text(headers: &HeaderMap) -> bool {
     let (mut open, mut text, mut any) = (None, None, None);
     let all = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
@@ -105,8 +105,8 @@ fn prefers_text(headers: &HeaderMap) -> bool {
     text.is_some_and(|text| text > open.or(any).unwrap_or(0.0))
 }
 
-/// Converts OpenMetrics to the Prometheus text format 0.0.4, in which a counter's name ends with `_total`, and which
-/// has no end mark.
+/// Converts a text from OpenMetrics to the Prometheus text format 0.0.4, in which a counter's name ends with `_total`,
+/// and which has no end mark.
 fn plain(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
     let mut lines = open_metrics.lines().peekable();
@@ -173,8 +173,8 @@ impl Collector for Process {
     }
 }
 
-/// Returns a field of `/proc/self/stat` by its number in the manual; None if it is missing. The second field, the name,
-/// may contain blanks.
+/// Returns a field of the text `stat` of `/proc/self/stat`, by the field's number in the manual of `/proc`; None if the
+/// field is missing. The second field, the process's name, may contain blanks.
 fn field(stat: &str, number: usize) -> Option<f64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }

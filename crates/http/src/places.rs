@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::{Instant, sleep_until};
 
-/// Minimum time for a new connection to send a key before it can be evicted for others.
+/// Minimum time that a new connection has to send a key before it can be evicted for other connections.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Number of bytes counted in the memory limit for each open connection: its tasks, and the buffers of a short head.
@@ -79,8 +79,8 @@ impl Strangers {
         }
     }
 
-    /// Returns the connection without a key that has the most bytes, the oldest among equals, except evicted ones; None
-    /// if there is none.
+    /// Returns the connection without a key for which the most bytes are counted, the oldest among equals, except
+    /// evicted ones; None if there is none.
     fn largest(&self) -> Option<(u64, &Stranger)> {
         let staying = self.all.iter().filter(|(_, stranger)| !stranger.is_told);
         staying.max_by_key(|(number, stranger)| (stranger.bytes, Reverse(**number))).map(|(number, it)| (*number, it))
@@ -104,8 +104,9 @@ impl Places {
         self.strangers.lock().bytes
     }
 
-    /// Waits for a free place and occupies it; None if the listener has closed. `known`: true for a connection that is
-    /// never evicted. If no place is free for a connection without a key, another one without a key is evicted.
+    /// Waits for a free place for a new connection and occupies the place; None if the listener has closed. `known`:
+    /// true for a connection that is never evicted. If no place is free for a connection without a key, another one
+    /// without a key is evicted.
     pub(crate) async fn take(self: &Arc<Self>, known: bool) -> Option<Arc<Place>> {
         loop {
             let lacks_bytes = !known && self.strangers.lock().bytes + CONNECTION > self.budget;
@@ -129,7 +130,8 @@ impl Places {
         }
     }
 
-    /// Makes a place beyond the limit on connections, for a connection accepted while the server shuts down.
+    /// Makes a place for a connection that is accepted while the server shuts down. The place does not count in the
+    /// limit on connections.
     pub(crate) fn beyond(self: &Arc<Self>) -> Arc<Place> {
         self.place(None, true)
     }
@@ -185,8 +187,8 @@ impl Place {
         !self.known.load(Relaxed)
     }
 
-    /// Counts `bytes` more bytes for a connection without a key. If all of these connections together exceed the limit,
-    /// those with the most bytes are evicted.
+    /// Counts `bytes` more bytes for the connection if it has sent no key. If all connections without a key together
+    /// exceed the memory limit, those with the most bytes are evicted.
     pub(crate) fn hold(&self, bytes: usize) {
         if !self.is_stranger() {
             return;
@@ -205,7 +207,7 @@ impl Place {
         }
     }
 
-    /// Subtracts `bytes` bytes from the bytes counted for the connection.
+    /// Subtracts `bytes` bytes, which the connection no longer needs, from the bytes counted for the connection.
     pub(crate) fn release(&self, bytes: usize) {
         if !self.is_stranger() {
             return;

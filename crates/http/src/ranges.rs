@@ -16,11 +16,13 @@ use crate::Denial;
 /// Request of a client for a file, or for a range of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeRequest {
-    /// Id of the file whose other ranges the client already has; None if the request names no file.
+    /// Id, in the `If-Range` header, of the version of the file from which the client already has other ranges; None if
+    /// the header is missing.
     pub wanted: Option<u64>,
-    /// True if the file must not have been made before the request.
+    /// True if the client wants a file that is newly made for the request (`Cache-Control: no-cache`), not a recent
+    /// one.
     pub fresh: bool,
-    /// True if the range may be of any file, as the request names none.
+    /// True if the request has no `If-Range` header, so that its range may be taken from any version of the file.
     of_any: bool,
     range: Option<ByteRange>,
 }
@@ -44,8 +46,8 @@ impl RangeRequest {
         }
     }
 
-    /// Answers with the file `id`, or the requested range of it. `what`: name of the file in messages; `head`: true to
-    /// answer without the bytes.
+    /// Answers with the file whose id is `id`, or with the requested range of the file. `what`: name of the file in
+    /// messages; `head`: true to answer without the bytes.
     ///
     /// # Errors
     /// [`Denial`] if the range begins after the end of the file.
@@ -95,7 +97,8 @@ fn id_of(tag: &str) -> Option<u64> {
     u64::from_str_radix(tag.strip_prefix('"')?.strip_suffix('"')?, 16).ok()
 }
 
-/// Returns the requested range, if there is exactly one. Ranges of an unknown form are ignored, as in RFC 9110.
+/// Returns the range of bytes in the headers of a request, if there is exactly one. Ranges of an unknown form are
+/// ignored, as in RFC 9110.
 fn range_of(headers: &HeaderMap) -> Option<ByteRange> {
     let (from, to) = headers.get(RANGE)?.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')?;
     let from: usize = from.parse().ok()?;

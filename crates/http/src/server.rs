@@ -35,10 +35,11 @@ const FIRST_BYTE: Duration = Duration::from_secs(5);
 /// Maximum number of connections at the listener for administrators.
 const ADMIN_CONNECTIONS: usize = 64;
 
-/// Time limit for the server's threads to end.
+/// Time limit for the server's threads to end, once the server is told to end.
 const END: Duration = Duration::from_secs(2);
 
-/// Time after which an idle thread for long work ends, which frees its thread-local memory.
+/// Time after which a helper thread without work, one of those for long computations, ends and frees its thread-local
+/// memory.
 const HELPERS_STAY: Duration = Duration::from_secs(600);
 
 /// Form of the serving threads: one shared runtime, or a runtime for each thread.
@@ -56,7 +57,8 @@ pub struct Server {
     admin_address: Option<SocketAddr>,
     /// Signal to listeners and connections to accept no more requests and to finish running ones.
     stop: watch::Sender<bool>,
-    /// Signal to end at once, for all threads and for the listener for administrators, which stays open until then.
+    /// Signal to end at once, for all threads and for the listener for administrators, which stays open until this
+    /// signal.
     end: watch::Sender<bool>,
     open: Arc<OpenCounts>,
     running: Mutex<Option<ServerThreads>>,
@@ -68,7 +70,8 @@ enum ServerThreads {
     Own(Vec<JoinHandle<()>>),
 }
 
-/// Connection that is passed to a thread of [`Threads::Own`].
+/// New connection of a client that is passed to a thread of [`Threads::Own`] to be served: its socket, the guard that
+/// counts the connection as open, and its place.
 type NewConnection<H> = (StdStream, OpenConnection<H>, Arc<Place>);
 
 impl Server {
@@ -175,8 +178,8 @@ impl Server {
         self.handle.as_ref()
     }
 
-    /// Accepts no more connections, finishes running requests, and closes all connections. False if some connections
-    /// were still open after `timeout`.
+    /// Accepts no more connections, finishes running requests, and closes all connections. Returns false if some
+    /// connections were still open after `timeout`.
     pub async fn drain(&self, timeout: Duration) -> bool {
         self.stop.send_replace(true);
         let all = async {
@@ -213,7 +216,7 @@ fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandl
     std::thread::Builder::new().name(name).spawn(work).map_err(failed)
 }
 
-/// Runs `work` on a runtime on the present thread, until the signal to end.
+/// Runs the future `work` on a new runtime on the present thread, until the future or the signal `ended` ends.
 fn run(work: impl Future<Output = ()>, mut ended: watch::Receiver<bool>) {
     match Builder::new_current_thread().enable_all().thread_keep_alive(HELPERS_STAY).build() {
         Ok(runtime) => runtime.block_on(async {
@@ -226,7 +229,7 @@ fn run(work: impl Future<Output = ()>, mut ended: watch::Receiver<bool>) {
     }
 }
 
-/// Serves the connections passed to a thread of [`Threads::Own`].
+/// Serves, on a thread of [`Threads::Own`], the connections that arrive through `incoming`.
 async fn serve<H: Handler>(mut incoming: mpsc::UnboundedReceiver<NewConnection<H>>) {
     while let Some((stream, connection, place)) = incoming.recv().await {
         if let Ok(stream) = TcpStream::from_std(stream) {

@@ -26,7 +26,7 @@ pub(crate) const LONGEST_CHAT: usize = 8 << 20;
 /// Maximum size of a prompt given as text that is read whole, in bytes; of a longer prompt only the beginning is read.
 pub(crate) const LONGEST_TEXT: usize = 4 << 20;
 
-/// Maximum number of tokens read from one prompt.
+/// Maximum number of tokens that the router reads from one prompt.
 pub(crate) const MOST_TOKENS: usize = 1 << 20;
 
 /// Memory counted for a parsed JSON object, in bytes, without its fields.
@@ -50,7 +50,7 @@ const LOOK: u32 = 256;
 pub(crate) struct Limits {
     /// Maximum number of bytes that the values made from the prompt may take.
     bytes: usize,
-    /// Deadline for parsing; `None` for no deadline.
+    /// Deadline for parsing the prompt; `None` for no deadline.
     pub(crate) until: Option<Instant>,
 }
 
@@ -142,24 +142,26 @@ pub(crate) fn fail(why_not: PromptFailure) {
     OPEN.set(Allowance { failure: open.failure.or(Some(why_not)), ..open });
 }
 
-/// True if the deadline for parsing the thread's prompt has passed. Unlike [`take`], the check stores no failure, since
-/// the values parsed so far may be of use.
+/// True if the deadline for parsing the prompt that the thread parses has passed. Unlike [`take`], the check stores no
+/// failure, since the values parsed so far may be of use.
 pub(crate) fn is_late() -> bool {
     OPEN.get().is_late()
 }
 
-/// Memory counted so far for the thread's prompt, in bytes.
+/// Memory counted so far for the prompt that the thread parses, in bytes.
 pub(crate) fn taken() -> usize {
     let open = OPEN.get();
     open.limits.bytes - open.left
 }
 
-/// True if a temporary value of `bytes` bytes is not larger than the whole memory limit of the thread's prompt.
+/// True if a temporary value of `bytes` bytes is not larger than the whole memory limit of the prompt that the thread
+/// parses.
 pub(crate) fn has_room_for(bytes: usize) -> bool {
     bytes <= OPEN.get().limits.bytes
 }
 
-/// Resets the counted memory of the thread's prompt to zero, after all values parsed so far were dropped.
+/// Resets the memory counted for the prompt that the thread parses to zero, after all values parsed so far were
+/// dropped.
 pub(crate) fn begin_again() {
     let open = OPEN.get();
     OPEN.set(Allowance { left: open.limits.bytes, ..open });

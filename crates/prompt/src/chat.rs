@@ -14,7 +14,7 @@ use crate::request::{Parts, Request, is_there, read};
 use crate::rope::Rope;
 use crate::template::{ChatTemplate, KnownText, Text, Variables};
 
-/// A chat prepared for a chat template: messages, tools and variables.
+/// Chat of a request, prepared for a chat template: messages, tools and variables.
 #[derive(Debug)]
 pub(crate) struct Chat<'a> {
     /// System message that the request has outside its list of messages (`system`, `instructions`).
@@ -43,7 +43,7 @@ pub(crate) struct Chat<'a> {
     is_plain_beside: bool,
     /// True if the rendered text continues after images, false if it ends at the first image.
     pub(crate) keeps_images: bool,
-    /// Memory counted for the new messages, in bytes.
+    /// Memory counted for the new messages (those that no earlier request of the chat contained), in bytes.
     weight: usize,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct ChatText {
     /// For each item of the parsed list of messages: the offset of its end, in bytes, and the number of new messages
     /// made from all items so far.
     pub(crate) ends: Vec<(usize, usize)>,
-    /// Memory counted for the new messages, in bytes.
+    /// Memory counted for the new messages (those that no earlier request of the chat contained), in bytes.
     pub(crate) weight: usize,
 }
 
@@ -79,12 +79,13 @@ impl TemplateContext {
         Self(Self::fields(parts).map(|field| field.map(Box::from)))
     }
 
-    /// True if a request's fields equal these inputs of the chat template.
+    /// True if the fields of another request equal these inputs of the chat template, so that the rendered text can be
+    /// reused.
     pub(crate) fn is_of(&self, parts: &Parts<'_>) -> bool {
         self.0.iter().map(Option::as_deref).eq(Self::fields(parts))
     }
 
-    /// Length of the fields' JSON, in bytes.
+    /// Length of the JSON of these inputs of the chat template, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.0.iter().flatten().map(|field| field.len()).sum()
     }
@@ -211,7 +212,7 @@ impl<'a> Chat<'a> {
         self.is_plain_beside && plain == self.before.len() + self.messages.len()
     }
 
-    /// Number of images in the chat's new messages.
+    /// Number of images in the chat's new messages (those that no earlier request of the chat contained).
     pub(crate) fn images(&self) -> usize {
         self.messages.iter().map(Message::images).sum()
     }
@@ -221,7 +222,7 @@ impl<'a> Chat<'a> {
         self.tools.is_some()
     }
 
-    /// Renders the text of the chat. The beginning that equals an earlier text is shared with that text.
+    /// Renders the text of the chat. The beginning that equals the text of an earlier request is shared with that text.
     pub(crate) fn render(self, template: &ChatTemplate, earlier: KnownText<'_>) -> Result<ChatText, PromptFailure> {
         let is_vllm = self.dialect.is_vllm();
         // SGLang closes the last message and begins the answer with its tokens.
@@ -276,8 +277,8 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// Roles and texts of all messages, one after another: a substitute for the rendered text if there is no chat
-    /// template.
+    /// Returns the roles and texts of all messages, one after another: a substitute for the rendered text if there is
+    /// no chat template. The second value is the reason why the text ends early; `None` if it is complete.
     pub(crate) fn words(&self) -> (String, Option<PromptFailure>) {
         let mut text = String::new();
         for message in self.first.iter().chain(&self.messages) {

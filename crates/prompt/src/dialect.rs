@@ -63,7 +63,7 @@ impl Dialect {
         }
     }
 
-    /// Engine of the dialect.
+    /// Returns the kind of engine whose way of preparing chats this dialect is.
     #[must_use]
     pub const fn engine(self) -> Engine {
         match self {
@@ -101,7 +101,7 @@ impl Dialect {
         self == Self::Vllm32
     }
 
-    /// True if the engine drops a system prompt that is given as one string.
+    /// True if the engine drops a system prompt that is given as one string with the text `text`.
     pub(crate) fn leaves_out_system(self, text: &str) -> bool {
         match self.engine() {
             Engine::Vllm => text.is_empty(),
@@ -109,7 +109,7 @@ impl Dialect {
         }
     }
 
-    /// True if the engine drops a text from a list of system blocks, or from a system message after the first.
+    /// True if the engine drops the text `text` from a list of system blocks, or from a system message after the first.
     pub(crate) fn leaves_out_block(self, text: &str) -> bool {
         text.is_empty() || (self.is_vllm() && text.starts_with(BILLING))
     }
@@ -166,7 +166,8 @@ impl Dialect {
         });
     }
 
-    /// Variables for the chat template that follow from the request's reasoning effort and thinking settings.
+    /// Returns the variables for the chat template that follow from the request's reasoning effort and thinking
+    /// settings.
     pub(crate) fn variables(
         self,
         endpoint: Endpoint,
@@ -235,7 +236,7 @@ impl Dialect {
     }
 }
 
-/// Copy of a map in which the fields `first` precede all others.
+/// Copies a map with the fields `first` before all others.
 fn ordered(map: &Value, first: &[&str]) -> Value {
     let named = first.iter().filter_map(|name| Some((Value::from(*name), field(map, name)?)));
     let keys = map.try_iter().into_iter().flatten();
@@ -349,7 +350,7 @@ impl Request<'_> {
 }
 
 impl Parts<'_> {
-    /// True if the request has no fields that only some engines know.
+    /// True if the request has no fields that only some kinds of engines know.
     pub(crate) fn are_common(&self) -> bool {
         let own = [
             self.chat_template,

@@ -109,7 +109,7 @@ impl Endpoint {
     }
 }
 
-/// Types of content blocks that occur in the Messages API only.
+/// Types of content blocks that occur in the Messages API only, by which a body of this API is recognized.
 const BLOCKS: [&str; 7] =
     ["tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document", "server_tool_use"];
 

@@ -44,7 +44,7 @@ pub struct Question {
     pub path: &'static str,
     /// True if the engine is asked to render the client's request itself, which not every version can.
     pub is_render: bool,
-    /// Body of the request to send.
+    /// Body of the request for tokens that is sent to the engine.
     pub body: Vec<u8>,
     /// Number of prompts in the client's request: 1, or the length of its list of prompts. Tokens are requested for the
     /// first only.
@@ -54,10 +54,10 @@ pub struct Question {
     pub cut: Option<PromptFailure>,
 }
 
-/// Fields of a client's request that affect its tokens, under their names in `/tokenize`.
+/// Fields of a client's request that affect the prompt's tokens, under their names in the engine's `/tokenize`.
 type RequestFields = serde_json::Map<String, serde_json::Value>;
 
-/// Fields of a client's request that affect its tokens, as JSON.
+/// Fields of a client's request that affect the prompt's tokens, as JSON, if they have the same names in `/tokenize`.
 #[derive(Serialize)]
 struct PlainFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -122,8 +122,8 @@ impl Question {
         }
     }
 
-    /// Path at which engines of a dialect render requests of this API to tokens; `None` if they cannot. vLLM can for
-    /// Messages and Responses.
+    /// Returns the path at which engines of a dialect render requests of an API to tokens; `None` if they cannot. vLLM
+    /// can for Messages and Responses.
     #[must_use]
     pub fn render_path(endpoint: Endpoint, dialect: Dialect) -> Option<&'static str> {
         match endpoint {

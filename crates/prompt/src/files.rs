@@ -24,7 +24,7 @@ pub(crate) const WITH_TOOLS: &str = "tool_use";
 /// Data from a model's files that the conversion of prompts to tokens needs: tokenizer, templates and special tokens.
 #[derive(Debug)]
 pub(crate) struct Files {
-    /// Path of `tokenizer.json`.
+    /// Path of the model's `tokenizer.json`.
     pub(crate) tokenizer: PathBuf,
     /// Chat templates by name. A template in a file of its own overrides the one in the tokenizer's configuration, as
     /// in transformers.
@@ -100,7 +100,7 @@ fn image_token(model: &Map<String, Value>) -> Option<u32> {
     NAMES.iter().find_map(|name| u32::try_from(model.get(*name)?.as_u64()?).ok())
 }
 
-/// JSON object in a file; empty if the file does not exist.
+/// Reads a JSON object from a file; empty if the file does not exist.
 fn object(file: &Path) -> Result<Map<String, Value>, Error> {
     if !file.exists() {
         return Ok(Map::new());

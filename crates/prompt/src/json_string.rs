@@ -15,7 +15,8 @@ pub(crate) fn string(json: &str) -> Option<Cow<'_, str>> {
     (length == json.len()).then_some(text)
 }
 
-/// Text of the string at the beginning of JSON whose syntax was checked, and the length of the string's JSON, in bytes.
+/// Decodes the string at the beginning of JSON whose syntax was checked. Returns the text, and the length of the
+/// string's JSON in bytes.
 pub(crate) fn leading(json: &str) -> Option<(Cow<'_, str>, usize)> {
     let rest = json.strip_prefix('"')?;
     let first = memchr2(b'"', b'\\', rest.as_bytes())?;
@@ -45,7 +46,7 @@ pub(crate) fn leading(json: &str) -> Option<(Cow<'_, str>, usize)> {
 /// Beginning of the text of a JSON string, decoded from its first `most` bytes and cut before an incomplete escape.
 /// `None` if the JSON is not a string.
 pub(crate) fn beginning(json: &str, most: usize) -> Option<String> {
-    /// Length of the longest escape, in bytes.
+    /// Length of the longest JSON escape, in bytes.
     const ESCAPE: usize = 12;
     let bytes = json.as_bytes().get(..most)?;
     let is_plain = |end: &usize| !bytes[end.saturating_sub(ESCAPE)..*end].contains(&b'\\');
@@ -81,7 +82,7 @@ fn unmarked(bytes: &[u8], made: &mut Vec<u8>) -> Option<(usize, u8)> {
     Some((at + length, bytes[at + length]))
 }
 
-/// Mask whose lowest set bit is the high bit of the first zero byte of `word`.
+/// Returns a mask whose lowest set bit is the high bit of the first zero byte of `word`.
 const fn zeros(word: u64) -> u64 {
     word.wrapping_sub(0x0101_0101_0101_0101) & !word & 0x8080_8080_8080_8080
 }

@@ -106,7 +106,7 @@ impl Media {
 /// Media found so far while a body is searched.
 #[derive(Default)]
 struct Walk {
-    /// Number of bytes of values that are not text.
+    /// Number of bytes of the body that belong to values that are not text.
     bytes: usize,
     items: [u32; MediaKind::ALL.len()],
 }
@@ -114,9 +114,9 @@ struct Walk {
 /// Values whose kind of media is given only by a neighbouring or an enclosing field.
 #[derive(Default, Clone, Copy)]
 struct UntypedValues {
-    /// Number of values with inline data.
+    /// Number of values of unknown kind whose data are in the body itself.
     inline: u32,
-    /// Number of values that are URLs, which count as media only if a field gives a kind.
+    /// Number of values of unknown kind that are URLs, which count as media only if a field gives a kind.
     addresses: u32,
 }
 
@@ -125,7 +125,7 @@ struct UntypedValues {
 enum Place {
     /// The key `text`, for a content part that is text.
     Text,
-    /// A key that implies neither text nor media.
+    /// A key that says neither that the value is text nor that it is media.
     Plain,
     /// The key of a value that is media, with the kind if the key implies one.
     Media(Option<MediaKind>),
@@ -158,7 +158,8 @@ impl Place {
     }
 }
 
-/// Kind of media named by the type of a content part or by a media type; `None` for text and unknown types.
+/// Returns the kind of media that the type of a content part, or a media type, names; `None` for text and unknown
+/// types.
 fn kind_of(word: &str) -> Option<MediaKind> {
     const NAMES: [(&str, MediaKind); 7] = [
         ("image", MediaKind::Image),

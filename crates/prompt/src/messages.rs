@@ -46,7 +46,7 @@ pub(crate) struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// Reason why a part of the message has no text; `None` if all parts have.
+    /// Reason why a part of the message has no text; `None` if all parts have a text.
     pub(crate) fn why_not(&self) -> Option<PromptFailure> {
         self.content.iter().find_map(|part| match part {
             Part::Other(_, why_not) => Some(*why_not),
@@ -213,7 +213,7 @@ pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, PromptFailure> {
     }
 }
 
-/// A part of a message's content, as given in a request.
+/// Part of a message's content, as the JSON of a request gives it.
 #[derive(Deserialize)]
 struct GivenPart<'a> {
     #[serde(borrow, rename = "type")]
@@ -299,12 +299,12 @@ pub(crate) fn is_object(value: &Value) -> bool {
     value.kind() == ValueKind::Map
 }
 
-/// Value of a field of a map; `None` if the map does not have the field.
+/// Returns the value of a field of a map; `None` if the map does not have the field.
 pub(crate) fn field(map: &Value, name: &str) -> Option<Value> {
     map.get_attr(name).ok().filter(|value| !value.is_undefined())
 }
 
-/// Copy of a map with one field set. An existing field keeps its position in the map.
+/// Copies a map with one field set to `value`. An existing field keeps its position in the map.
 pub(crate) fn with(map: &Value, name: &str, value: Value) -> Value {
     let mut fields: Vec<(Value, Value)> = Vec::new();
     let mut new = Some(value);
@@ -317,7 +317,7 @@ pub(crate) fn with(map: &Value, name: &str, value: Value) -> Value {
     Value::from_pairs(fields)
 }
 
-/// Creates a map with the given fields.
+/// Creates a map with the given fields, as a value for chat templates.
 pub(crate) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
     Value::from_pairs(fields)
 }
@@ -332,7 +332,7 @@ pub(crate) fn parsed(json: &str) -> Option<Value> {
     serde_json::from_str(json).ok().map(|CountedValue(value)| value)
 }
 
-/// Value for chat templates of an optional field's JSON; `None` if the field is missing or invalid.
+/// Parses an optional field's JSON to a value for chat templates; `None` if the field is missing or invalid.
 pub(crate) fn given(raw: Option<&RawValue>) -> Option<Value> {
     parsed(raw?.get())
 }

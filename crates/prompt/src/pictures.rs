@@ -26,7 +26,7 @@ pub const PICTURE_PREFIX: &str = "kvatlas-";
 /// Number of leading base64 characters of a picture in which its size is searched: a JPEG may begin with a preview.
 const HEAD: usize = 128 << 10;
 
-/// A picture in a chat.
+/// A picture in a chat, which may get a name by which engines identify it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
     /// Name by which an engine identifies the picture once the edited body is sent; `None` if the picture gets no name.
@@ -42,7 +42,7 @@ pub struct Picture {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pictures(Vec<Picture>);
 
-/// Choice of the pictures that get a name.
+/// Choice of the pictures to which the router gives a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PictureScope {
     /// Only pictures whose data is in the request's body.
@@ -54,7 +54,7 @@ pub enum PictureScope {
 /// Settings for naming pictures: the pictures to name, and the secret for the names.
 #[derive(Clone)]
 pub struct PictureNames {
-    /// Choice of the pictures that get a name.
+    /// Choice of the pictures to which the router gives a name.
     pub scope: PictureScope,
     /// Secret of the router that is hashed into every picture name.
     pub secret: [u8; 32],
@@ -89,7 +89,7 @@ struct Part<'a> {
     kind: Option<Key<'a>>,
     #[serde(borrow)]
     image_url: Option<&'a RawValue>,
-    /// JSON of the field `uuid`, which may be null.
+    /// JSON of the field `uuid` of a picture, which may be null.
     #[serde(borrow, default, deserialize_with = "as_it_stands")]
     uuid: Option<&'a RawValue>,
 }

@@ -44,7 +44,7 @@ pub struct PromptTokens {
 /// Tokens of a chat with images, with one placeholder token for each image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placeholders {
-    /// Token ids, including placeholders.
+    /// Token ids of the chat, including the placeholders.
     pub tokens: Vec<u32>,
     /// Indexes of the placeholder tokens in `tokens`, ascending.
     pub places: Vec<usize>,
@@ -91,7 +91,7 @@ struct BlockHashes {
 }
 
 impl KeptHashes {
-    /// Maximum memory of the kept hashes of a prompt with `tokens` tokens, in bytes.
+    /// Maximum memory that the kept hashes of a prompt with `tokens` tokens take, in bytes.
     pub(crate) fn bytes(tokens: usize) -> usize {
         size_of::<BlockHashes>() + tokens
     }
@@ -153,7 +153,7 @@ impl PromptTokens {
         Self { prompt_tokens, prompts: 1, why_not: Some(why_not), ..Self::default() }
     }
 
-    /// True if all supported engines and versions make the same prompt of the request's `body`.
+    /// True if all supported engines and versions make an equal prompt of the request's body `body`.
     #[must_use]
     pub fn is_alike(&self, body: &[u8]) -> bool {
         static BILLING_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(BILLING));
@@ -166,7 +166,8 @@ impl PromptTokens {
         self.tokens.get()
     }
 
-    /// Keeps only the first `most` tokens, and stores the reason why the others are missing.
+    /// Keeps only the first `most` tokens of the prompt, and stores the reason `why_not` for which the others are
+    /// missing.
     pub(crate) fn end_at(&mut self, most: usize, why_not: Option<PromptFailure>) {
         if self.token_count() <= most {
             return;
@@ -177,7 +178,7 @@ impl PromptTokens {
         self.why_not = self.why_not.or(why_not);
     }
 
-    /// Number of token ids known.
+    /// Number of the prompt's leading token ids that are known.
     #[must_use]
     pub fn token_count(&self) -> usize {
         self.tokens.ids.len()
@@ -318,7 +319,7 @@ pub enum PromptFailure {
 }
 
 impl PromptFailure {
-    /// All reasons, in a fixed order, for metrics that begin at zero.
+    /// All reasons for a prompt without tokens, in a fixed order, for metrics that begin at zero.
     pub const ALL: [Self; 20] = [
         Self::NotJson,
         Self::NoPrompt,
@@ -360,7 +361,7 @@ impl PromptFailure {
         matches!(self, Self::NotJson | Self::NoPrompt | Self::BadMessages)
     }
 
-    /// Name of the reason in metrics.
+    /// Name of the reason for a prompt without tokens, in metrics.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -392,10 +393,10 @@ impl PromptFailure {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file is missing or cannot be read.
+    /// A file of the model is missing or cannot be read.
     #[error("cannot read {}: {message}", path.display())]
     File {
-        /// Path of the file.
+        /// Path of the model's file.
         path: PathBuf,
         /// Description of the error in the file, and of a correct file.
         message: String,

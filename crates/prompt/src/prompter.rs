@@ -38,7 +38,7 @@ pub struct Options {
     /// True if results for chats with images shall contain [`PromptTokens::placeholders`], the positions of images
     /// among the tokens; for engines that put placeholder tokens there.
     pub images: bool,
-    /// Library that tokenizes texts.
+    /// Library that converts texts to tokens.
     pub library: Library,
     /// Dialect: the engine and its version whose way of preparing chats is reproduced.
     pub dialect: Dialect,
@@ -93,8 +93,8 @@ fn next_id() -> u64 {
     IDS.fetch_add(1, Relaxed)
 }
 
-/// Text of a prompt before it is tokenized: number of prompts in the request, need of special tokens, and the reason
-/// why the text ends early.
+/// Text of a prompt before the text is tokenized: number of prompts in the request, need of special tokens, and the
+/// reason why the text ends early.
 struct Text<'a> {
     text: Cow<'a, str>,
     prompts: u32,
@@ -212,7 +212,7 @@ impl Prompter {
         self.tokenizer.as_ref().is_none_or(|tokenizer| tokenizer.is_quick())
     }
 
-    /// Tokens of a request's prompt.
+    /// Converts a request's prompt to tokens.
     #[must_use]
     pub fn prompt(&self, request: &Request<'_>) -> PromptTokens {
         self.after(request, None).map(|(prompted, _)| prompted).unwrap_or_default()
@@ -257,8 +257,8 @@ impl Prompter {
         Some((made, kept))
     }
 
-    /// Tokens of a prompt, given as text, as tokens or as a chat. `None` if the messages known from an earlier request
-    /// (`before`) cannot be used.
+    /// Converts a prompt, given as text, as tokens or as a chat, to tokens. `None` if the messages known from an
+    /// earlier request (`before`) cannot be used.
     fn read(
         &self,
         request: &Request<'_>,
@@ -420,7 +420,7 @@ impl Prompter {
         Some(Ok(made))
     }
 
-    /// Tokens of a chat up to its first image.
+    /// Converts a chat to tokens up to its first image.
     fn chat_up_to_images(
         &self,
         request: &Request<'_>,
@@ -440,7 +440,7 @@ impl Prompter {
             && !is_there(request.parts.truncate_prompt_tokens)
     }
 
-    /// Tokens of the beginning of an answer that a request contains. SGLang tokenizes this beginning as a separate
+    /// Tokenizes the beginning of an answer that a request contains. SGLang tokenizes this beginning as a separate
     /// text; the token at the start of every text (`bos_token`) is left out. `None` if tokenizing fails.
     fn begun(&self, answer: &str) -> Option<Vec<u32>> {
         let tokenizer = self.tokenizer.as_ref().filter(|_| !answer.is_empty());
@@ -499,8 +499,8 @@ impl Prompter {
         made
     }
 
-    /// Result for a long prompt, tokenized only at its beginning; the total number of tokens is estimated. `bytes`:
-    /// length of the whole text.
+    /// Makes the result for a long prompt that is tokenized only at its beginning; the total number of tokens is
+    /// estimated. `bytes`: length of the whole text.
     fn beginning(
         &self,
         tokens: TextTokens,
@@ -543,8 +543,7 @@ impl Prompter {
     }
 }
 
-/// Result for a prompt all of whose tokens are known, after the truncation that the request asks for.
-///
+/// Makes the result for a prompt all of whose tokens are known, after the truncation that the request asks for.
 /// `around`: numbers of leading and trailing special tokens added by the tokenizer.
 fn whole(tokens: impl Into<Rope<u32>>, around: (usize, usize), prompts: u32, request: &Request<'_>) -> PromptTokens {
     let tokens = truncated(tokens.into(), around, request);
@@ -552,7 +551,7 @@ fn whole(tokens: impl Into<Rope<u32>>, around: (usize, usize), prompts: u32, req
     PromptTokens { tokens: tokens.into(), prompt_tokens, whole: true, prompts, ..PromptTokens::default() }
 }
 
-/// Estimated number of tokens of a text of `bytes` bytes.
+/// Estimates the number of tokens of a text of `bytes` bytes.
 fn estimate(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(BYTES_A_TOKEN)).unwrap_or(u32::MAX)
 }

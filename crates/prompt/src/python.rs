@@ -11,10 +11,10 @@ use minijinja::value::ValueKind;
 
 use crate::allowance::take;
 
-/// Maximum length of the text written for a value, in bytes; the rest is dropped.
+/// Maximum length of the text written for a Python value, in bytes; the rest of the text is dropped.
 const LONGEST: usize = 8 << 20;
 
-/// Returns a value as Python's `str(value)` does.
+/// Returns the text of a template's value as Python's `str(value)` does.
 pub(crate) fn text(value: &Value) -> String {
     match value.kind() {
         ValueKind::Undefined => String::new(),
@@ -27,7 +27,7 @@ pub(crate) fn text(value: &Value) -> String {
     }
 }
 
-/// Writes a value as Python's `repr(value)` does.
+/// Appends a template's value to `out` as Python's `repr(value)` writes it.
 fn repr_into(value: &Value, out: &mut String) {
     if out.len() > LONGEST || take(0).is_err() {
         return;
@@ -66,7 +66,7 @@ fn repr_into(value: &Value, out: &mut String) {
     }
 }
 
-/// Writes a string in quotes, chosen and escaped as by `repr`.
+/// Appends a string to `out` in quotes, chosen and escaped as by Python's `repr`.
 fn quote_into(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -89,8 +89,8 @@ fn quote_into(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Writes an integer, or a float in the form of Python's `repr`: the fewest digits that are read back as the same
-/// number.
+/// Appends an integer to `out`, or a float in the form of Python's `repr`: the fewest digits that are read back as the
+/// same number.
 fn number_into(value: &Value, out: &mut String) {
     if value.is_integer() {
         let _ = write!(out, "{value}");
@@ -125,15 +125,15 @@ fn number_into(value: &Value, out: &mut String) {
 /// Options for writing JSON in the format of Python's `json.dumps`.
 #[derive(Debug, Clone)]
 pub(crate) struct Json {
-    /// Indentation per level; `None` to write everything on one line.
+    /// Indentation per level of the JSON; `None` to write everything on one line.
     pub(crate) indent: Option<String>,
-    /// Separator between items of lists and objects.
+    /// Separator between items of JSON lists and objects.
     pub(crate) comma: String,
-    /// Separator between a key and its value.
+    /// Separator between a key of a JSON object and the key's value.
     pub(crate) colon: String,
-    /// True if characters beyond ASCII are escaped.
+    /// True if characters beyond ASCII are escaped in the JSON.
     pub(crate) ascii: bool,
-    /// True if objects' keys are sorted.
+    /// True if the keys of each JSON object are sorted.
     pub(crate) sort: bool,
 }
 
@@ -353,7 +353,7 @@ mod tests {
         }
     }
 
-    /// Expected values were made with Python 3.12, with `dt.datetime(2026, 3, 5, 7, 8, 9, 120)`.
+    /// Checks times against texts made with Python 3.12, with `dt.datetime(2026, 3, 5, 7, 8, 9, 120)`.
     #[test]
     fn times_are_as_python_writes_them() {
         let now: jiff::civil::DateTime = "2026-03-05T07:08:09.000120".parse().unwrap();

@@ -220,12 +220,12 @@ impl<'a> Request<'a> {
         Some(Media { text: media.text + (self.body_len - self.body.len()), ..media })
     }
 
-    /// JSON list of the request's messages or input items.
+    /// Returns the JSON list of the request's messages or input items.
     pub(crate) fn list(&self) -> Option<&'a RawValue> {
         if self.endpoint == Endpoint::Responses { self.parts.input } else { self.parts.messages }
     }
 
-    /// The prompt as the body gives it: tokens, text or a chat.
+    /// Parses the prompt as the body gives it: tokens, text or a chat.
     pub(crate) fn given(&self) -> Result<BodyPrompt<'a>, PromptFailure> {
         let parts = &self.parts;
         match self.endpoint {
@@ -371,13 +371,13 @@ fn one_text(json: &str, prompts: u32) -> Result<BodyPrompt<'_>, PromptFailure> {
     Ok(BodyPrompt::Text { first: first.into(), cut: true, prompts })
 }
 
-/// Deserializes a value; `None` if it is missing or of another type.
+/// Deserializes a JSON value; `None` if the value is missing or of another type.
 pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }
 
-/// The value itself, or its first item if the value is a list: a request with several prompts may give one value for
-/// each.
+/// Returns the value itself, or its first item if the value is a list: a request with several prompts may give one
+/// value for each prompt.
 pub(crate) fn first(raw: Option<&RawValue>) -> Option<&RawValue> {
     match raw {
         Some(list) if list.get().starts_with('[') => read::<FirstOfList<&RawValue>>(raw)?.first,
@@ -385,12 +385,12 @@ pub(crate) fn first(raw: Option<&RawValue>) -> Option<&RawValue> {
     }
 }
 
-/// True if a value exists and is neither null nor empty.
+/// True if a JSON value exists and is neither null nor empty.
 fn has_some(raw: Option<&RawValue>) -> bool {
     raw.is_some_and(|raw| !matches!(raw.get(), "null" | "[]" | "{}" | "\"\""))
 }
 
-/// True if a value exists and is not null.
+/// True if a JSON value exists and is not null.
 pub(crate) fn is_there(raw: Option<&RawValue>) -> bool {
     raw.is_some_and(|raw| raw.get() != "null")
 }
@@ -412,7 +412,7 @@ fn salt(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     if json.len() > LONGEST_NAME && json.starts_with('"') { Some(shortened(json)) } else { string(json) }
 }
 
-/// The text itself, or the hash of a text too long to keep.
+/// Returns the text itself, or the hash of a text that is too long to keep.
 pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
     if text.len() > LONGEST_NAME { format!("blake3\0{}", blake3::hash(text.as_bytes())).into() } else { text.into() }
 }

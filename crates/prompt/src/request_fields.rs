@@ -17,7 +17,7 @@ pub(crate) struct StreamOptions {
     pub(crate) include_usage: bool,
 }
 
-/// Sampling parameters, in APIs that have a separate object for them.
+/// Sampling parameters of a request, in the APIs that have a separate object for them.
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
 pub(crate) struct SamplingFields<'a> {
@@ -200,7 +200,7 @@ pub(crate) struct Features {
     pub(crate) mm_placeholders: FirstPlace,
 }
 
-/// Lowest position in a list; `None` if the list is empty.
+/// Lowest position in a JSON list of positions; `None` if the list is empty.
 pub(crate) struct FirstPlace(pub(crate) Option<usize>);
 
 #[derive(serde::Deserialize)]
@@ -250,7 +250,7 @@ pub(crate) struct RequestMessage<'a> {
 #[derive(Debug)]
 pub(crate) enum RequestContent<'a> {
     Text(Cow<'a, str>),
-    /// Content that is any other JSON than a string.
+    /// Content of the message that is any other JSON than a string.
     Other(&'a RawValue),
 }
 
@@ -272,7 +272,8 @@ impl<'a> RequestMessage<'a> {
         }
     }
 
-    /// Parses the value of a message's field at the beginning of some JSON. Returns the length of the value, in bytes.
+    /// Parses the value of the message's field `key` at the beginning of `json`. Returns the length of the value, in
+    /// bytes.
     fn take(&mut self, key: &str, json: &'a str) -> Option<usize> {
         let is_text = json.starts_with('"');
         if key == "role" && (is_text || !json.starts_with("null")) {
@@ -301,7 +302,7 @@ impl<'a> RequestMessage<'a> {
     }
 }
 
-/// Stores a value in an empty `place`. Returns false if the place had a value already.
+/// Stores a value in `place` if `place` is empty. Returns false if `place` had a value already.
 fn put<T>(place: &mut Option<T>, value: T) -> bool {
     place.replace(value).is_none()
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Maximum number of pieces of a rope; if there are more, pieces are joined.
+/// Maximum number of pieces of a rope; further pieces are joined with others.
 const MOST: usize = 24;
 
 /// A sequence of items in immutable pieces, which clones share.
@@ -41,7 +41,7 @@ impl<T> From<Vec<T>> for Rope<T> {
 }
 
 impl<T: Copy + PartialEq> Rope<T> {
-    /// Number of items in all pieces.
+    /// Number of items in all pieces of the rope.
     pub(crate) fn len(&self) -> usize {
         self.length
     }
@@ -51,7 +51,7 @@ impl<T: Copy + PartialEq> Rope<T> {
         self.pieces.iter().map(Piece::get)
     }
 
-    /// All items as one slice; borrowed if contiguous, else copied.
+    /// Returns all items of the rope as one slice; borrowed if the items are contiguous, else copied.
     pub(crate) fn flat(&self) -> Cow<'_, [T]> {
         match self.pieces.as_slice() {
             [] => Cow::Borrowed(&[]),
@@ -60,14 +60,14 @@ impl<T: Copy + PartialEq> Rope<T> {
         }
     }
 
-    /// A copy of all items.
+    /// Copies all items of the rope.
     pub(crate) fn to_vec(&self) -> Vec<T> {
         let mut all = Vec::with_capacity(self.length);
         self.pieces().for_each(|piece| all.extend_from_slice(piece));
         all
     }
 
-    /// A copy of the items from index `from` on.
+    /// Copies the items of the rope from index `from` on.
     pub(crate) fn after(&self, from: usize) -> Vec<T> {
         let mut all = Vec::with_capacity(self.length - from);
         let mut skip = from;
@@ -79,12 +79,12 @@ impl<T: Copy + PartialEq> Rope<T> {
         all
     }
 
-    /// The first `length` items of this rope, followed by a copy of `by`.
+    /// Makes a rope of the first `length` items of this rope, followed by a copy of `by`.
     pub(crate) fn join_slice(&self, length: usize, by: &[T]) -> Self {
         self.join_owned(length, || by.to_vec(), by.len())
     }
 
-    /// The first `length` items of this rope, followed by `by`, which is not copied.
+    /// Makes a rope of the first `length` items of this rope, followed by `by`, which is not copied.
     pub(crate) fn join_vec(&self, length: usize, by: Vec<T>) -> Self {
         let count = by.len();
         self.join_owned(length, || by, count)
@@ -116,7 +116,7 @@ impl<T: Copy + PartialEq> Rope<T> {
         made
     }
 
-    /// Number of leading items that are in the same pieces of memory as those of another rope.
+    /// Number of leading items that this rope and the rope `other` have in the same pieces of memory.
     pub(crate) fn shared(&self, other: &Self) -> usize {
         let mut shared = 0;
         for (piece, its) in self.pieces.iter().zip(&other.pieces) {
@@ -151,13 +151,13 @@ impl<T: Copy + PartialEq> Rope<T> {
         same
     }
 
-    /// Memory of the pieces, in bytes; a piece shared with other ropes counts in full.
+    /// Memory of the rope's pieces, in bytes; a piece shared with other ropes counts in full.
     pub(crate) fn bytes(&self) -> usize {
         self.pieces.iter().map(|piece| piece.items.capacity() * size_of::<T>() + size_of::<Piece<T>>()).sum()
     }
 }
 
-/// Length of the common beginning of two slices.
+/// Length of the common beginning of two slices, in items.
 pub(crate) fn common<T: PartialEq>(left: &[T], right: &[T]) -> usize {
     // Items compared at once: many are compared by one call of the system's library, the last few one by one.
     let mut at = 0;

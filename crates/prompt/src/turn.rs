@@ -22,7 +22,7 @@ pub(crate) struct Turn {
     pub(crate) as_parts: bool,
     /// Number of leading messages that are rendered equally for all supported engines and versions.
     pub(crate) plain: usize,
-    /// All inputs of the chat template besides the messages.
+    /// All inputs of the chat template besides the messages, as fields of the request.
     pub(crate) around: TemplateContext,
     /// JSON of the list of messages, after its opening bracket up to the end of the last message.
     pub(crate) list: Rope<u8>,
@@ -41,7 +41,7 @@ pub(crate) struct Turn {
     pub(crate) tokens: TextTokens,
     /// Content hashes of the prompt's blocks.
     pub(crate) hashes: Arc<KeptHashes>,
-    /// Memory counted for the messages, in bytes.
+    /// Memory counted for the chat's messages, in bytes.
     pub(crate) weight: usize,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct NewTurn {
     pub(crate) text: Rope<u8>,
     pub(crate) begins: Vec<usize>,
     pub(crate) tokens: TextTokens,
-    /// Memory counted for the new messages, in bytes.
+    /// Memory counted for the new messages (those that no earlier request of the chat contained), in bytes.
     pub(crate) weight: usize,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct KnownMessages {
 }
 
 impl KnownMessages {
-    /// The known messages, as values for chat templates.
+    /// Returns the known messages, as values for chat templates.
     pub(crate) fn messages(&self) -> &[Value] {
         &self.turn.messages[..self.turn.ends[self.count - 1].1]
     }

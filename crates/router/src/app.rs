@@ -34,12 +34,13 @@ pub(crate) struct App {
     /// Follower of the engines' event streams, which feeds the index; None if this router does not follow events
     /// itself.
     pub(crate) follower: Option<Arc<Follower>>,
-    /// Counts of the sources from which engines are discovered.
+    /// Latest reports on the sources in which engines are discovered, such as the pods of a cluster.
     pub(crate) sources: Arc<Sources>,
     /// Client of an index in another process, which is queried for the blocks that engines hold; None if not
     /// configured.
     pub(crate) external_index: Option<Arc<ExternalIndex>>,
-    /// Reporter of cache hits to the index in another process; None if that index does not learn from engines' answers.
+    /// Reporter to the index in another process: reports how many tokens of each prompt engines had cached. None if
+    /// that index does not learn from engines' answers.
     pub(crate) cache_reporter: Option<Arc<CacheReporter>>,
     /// Channel for changes of the fleet, such as adding an engine, that clients request.
     pub(crate) changes: FleetChanges,

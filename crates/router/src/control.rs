@@ -109,7 +109,7 @@ fn trust(follower: Option<&Follower>, places: &Places, engines: &[Arc<Engine>]) 
     }
 }
 
-/// Compares the speeds of engines that serve the same models, and records which ones are slow.
+/// Compares the speeds of engines that serve the same models, and records which engines are slow.
 fn compare_speeds(places: &Places, engines: &[Arc<Engine>]) {
     let speeds: Vec<_> = places.seen_speeds(engines);
     let was: Vec<_> = engines.iter().map(|engine| engine.slowness.lock().is_some()).collect();

@@ -21,7 +21,7 @@ type RefusalLabels = (&'static str, &'static str, Arc<str>);
 pub(crate) struct Refusals(Mutex<BTreeMap<RefusalLabels, u64>>);
 
 impl Refusals {
-    /// Makes the counters. `none`: label for requests without a model.
+    /// Makes the counters of refused requests. `none`: label for requests without a model.
     fn new(none: &Arc<str>) -> Self {
         // Each class is there from the beginning.
         let classes = [("4xx", "unknown_path"), ("5xx", "internal")];
@@ -65,7 +65,7 @@ pub(crate) struct RefusalLog {
 }
 
 impl RefusalLog {
-    /// Logs the requests refused since the last log line, if enough time has passed for a new line.
+    /// Logs the requests refused since the last log line, if at least a minute has passed since that line.
     pub(crate) fn look(&mut self, refused: &Refusals, now: Instant) {
         if let Some((count, by_code)) = self.take(&refused.by_code(), now) {
             let requests = if count == 1 { "1 request was".to_owned() } else { format!("{count} requests were") };
@@ -212,8 +212,8 @@ impl Counts {
 const LINES: u32 = 32;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Limit for log lines of one kind, which an outage would repeat for every request: a few lines are written each
-/// minute, the others are counted.
+/// Limit for log lines of one kind, which would otherwise be written for every request of an outage: a few lines are
+/// written each minute, the others are counted.
 #[derive(Debug, Default)]
 pub(crate) struct LogBudget(Mutex<Lines>);
 
@@ -226,8 +226,8 @@ struct Lines {
 }
 
 impl LogBudget {
-    /// Requests permission to write a log line: returns the number of lines dropped since the last one written, or None
-    /// if this line must be dropped too.
+    /// Requests permission to write a log line: returns the number of lines dropped since the last written line, or
+    /// None if the line must be dropped too because the minute's limit is reached.
     pub(crate) fn take(&self) -> Option<u64> {
         self.take_at(Instant::now())
     }

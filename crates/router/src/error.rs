@@ -1,9 +1,10 @@
 //! Errors of starting a router and of changing its fleet of engines.
 
-/// Error of starting a router or changing its fleet. The message states what was wrong and what would be right.
+/// Error at the start of a router or in a change of its fleet. The message states what was wrong and what would be
+/// right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Unusable value of a setting.
+    /// A setting has a value that cannot be used.
     #[error("{message}")]
     Config {
         /// Description of the fault in the setting.
@@ -37,7 +38,7 @@ pub enum Error {
         /// Maximum number of ranks of the fleet, counting all engines.
         most: usize,
     },
-    /// Call of a router that has already been stopped.
+    /// The router was called after it had been stopped.
     #[error("the router is closed")]
     Closed,
 }

@@ -37,8 +37,8 @@ impl<const N: usize> Histogram<N> {
         self.micros.fetch_add(took.as_micros() as u64, Relaxed);
     }
 
-    /// Returns a quantile of the durations, interpolated linearly within its bucket; None with fewer than `least`
-    /// samples.
+    /// Returns the quantile `quantile` (0 to 1) of the durations, interpolated linearly within its bucket; None with
+    /// fewer than `least` samples.
     pub(crate) fn quantile(&self, quantile: f64, least: u64) -> Option<Duration> {
         let counts = self.buckets.each_ref().map(|count| count.load(Relaxed));
         let all = counts.iter().sum::<u64>() + self.beyond.load(Relaxed);

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use hyper::header::HeaderValue;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Returns a random number, different from those of other routers with near certainty.
+/// Returns a random number that differs, with near certainty, from those that other routers draw.
 pub(crate) fn number() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     static SEED: OnceLock<u64> = OnceLock::new();

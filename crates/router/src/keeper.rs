@@ -25,7 +25,7 @@ pub struct FleetRequest {
     pub action: &'static str,
     /// Name of the engine in the request's path; None for a path without an engine.
     pub name: Option<String>,
-    /// True if the client has sent the key that is required for changes of the fleet.
+    /// Body of the client's request, as JSON text: the settings of an engine to add; empty for other actions.
     pub body: String,
     /// True if the client has sent the key that permits changes of the fleet.
     pub is_known: bool,
@@ -33,17 +33,17 @@ pub struct FleetRequest {
     pub at_peers: bool,
 }
 
-/// Answer of the keeper to a request about the fleet.
+/// Answer of the keeper (the executor of changes of the fleet) to a client's request.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetAnswer {
-    /// HTTP status of the answer; 0 if the answer is empty.
+    /// HTTP status of the answer; 0 if the keeper gave no answer.
     pub status: u16,
     /// Stable error code of a refusal; None if the change was made.
     pub code: Option<String>,
     /// Reason for a refusal, as text.
     pub message: Option<String>,
-    /// Name of the engine that was changed.
+    /// Name of the engine that was added, removed or drained.
     pub name: Option<String>,
     /// Outcome of the change at each router, if the change was sent to other routers.
     pub routers: Option<Value>,
@@ -57,7 +57,8 @@ pub trait FleetKeeper: Send + Sync + 'static {
     fn answer(&self, request: &FleetRequest) -> FleetAnswer;
 }
 
-/// Access to the keeper of a router's fleet, if the router has one, on a limited number of threads.
+/// Access to the keeper (the executor of changes) of a router's fleet, if the router has one. The keeper's calls run on
+/// a limited number of threads.
 pub(crate) struct FleetChanges {
     keeper: Mutex<Option<Arc<dyn FleetKeeper>>>,
     threads: LongWork,
@@ -68,13 +69,14 @@ impl FleetChanges {
         Self { keeper: Mutex::new(keeper), threads: LongWork::new(AT_ONCE) }
     }
 
-    /// Drops the reference to the keeper, so that later requests find none.
+    /// Drops the reference to the keeper (the executor of changes of the fleet), so that later requests are not passed
+    /// to it.
     pub(crate) fn end(&self) {
         *self.keeper.lock() = None;
     }
 
-    /// Passes a request about the fleet to the keeper and returns the keeper's answer; None if the router has no
-    /// keeper.
+    /// Passes a request about the fleet to the keeper (the executor of changes of the fleet), and returns the keeper's
+    /// answer; None if the router has no keeper.
     pub(crate) async fn ask(&self, request: FleetRequest) -> Result<Option<FleetAnswer>, Refusal> {
         let Some(keeper) = self.keeper.lock().clone() else { return Ok(None) };
         self.threads.run(move || keeper.answer(&request)).await.map(Some)

@@ -109,7 +109,7 @@ pub(crate) struct ModelTable {
     other: Arc<ModelCounts>,
 }
 
-/// Counters of models, by the names that clients use and by the models' own names.
+/// Table of models' counters, by the names that clients use and by the models' own names.
 #[derive(Debug, Default, Clone)]
 struct KnownModels {
     by_name: HashMap<Box<str>, Arc<ModelCounts>>,

@@ -45,7 +45,7 @@ use crate::{control, reports};
 /// Time limit for the router's threads to end.
 const END: Duration = Duration::from_secs(2);
 
-/// Time limit for the snapshot of the index that is written at shutdown.
+/// Time limit for writing the snapshot of the index at shutdown.
 const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 
 /// Running router. Its methods block, so they must not be called inside an async runtime.
@@ -285,7 +285,7 @@ impl Router {
         Ok(())
     }
 
-    /// Returns the counts of the sources from which engines are discovered.
+    /// Returns the latest reports on the sources in which engines are discovered.
     #[must_use]
     pub fn sources(&self) -> &Sources {
         &self.app.sources

@@ -83,7 +83,7 @@ impl SharedCounts {
         self.buffered.load(Relaxed)
     }
 
-    /// Returns the number of times that a limit was reached.
+    /// Returns the number of times that the limit `limit` was reached.
     #[must_use]
     pub fn reached(&self, limit: Limit) -> u64 {
         self.reached[limit as usize].load(Relaxed)
@@ -112,17 +112,18 @@ impl SharedCounts {
         (self.lags.iter().map(|count| count.load(Relaxed)).collect(), self.lag_micros.load(Relaxed) as f64 / 1e6)
     }
 
-    /// Increments the count of how often a limit was reached.
+    /// Counts that the limit `limit` was reached once more.
     pub fn count(&self, limit: Limit) {
         self.reached[limit as usize].fetch_add(1, Relaxed);
     }
 
-    /// Adds the bytes put into a buffer to the total. Returns the number of bytes in all buffers.
+    /// Records that `bytes` bytes were put into a stream's buffer. Returns the number of bytes in the buffers of all
+    /// streams.
     pub fn add(&self, bytes: usize) -> usize {
         self.buffered.fetch_add(bytes, Relaxed) + bytes
     }
 
-    /// Subtracts the bytes taken out of a buffer from the total.
+    /// Records that `bytes` bytes were taken out of a stream's buffer.
     pub fn sub(&self, bytes: usize) {
         self.buffered.fetch_sub(bytes, Relaxed);
     }

@@ -11,11 +11,11 @@ pub enum State {
     Connecting,
     /// Past batches are being read from the engine's replay buffer.
     Replaying,
-    /// Batches are applied as they arrive.
+    /// Batches of the engine are applied as they arrive.
     Live,
     /// Batches are missing, and have been requested again.
     Gap,
-    /// The engine has been silent for too long.
+    /// The engine has been silent for longer than the configured time.
     Stale,
     /// Batches contradict each other, as if two engines published on one stream.
     Conflict,
@@ -28,7 +28,7 @@ pub enum State {
 }
 
 impl State {
-    /// All states, in the order of their declaration.
+    /// All states of a stream, in the order of their declaration.
     pub const ALL: [Self; 9] = [
         Self::Connecting,
         Self::Replaying,
@@ -68,12 +68,12 @@ pub struct Mark {
     pub hash: u64,
 }
 
-/// Outcome for a stream's held blocks that were loaded from a snapshot: kept, or the reason for dropping them.
+/// Outcome of loading a stream's held blocks from a snapshot: kept, or the reason for dropping them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The engine has proved not to have restarted, and the blocks are in use.
     Kept,
-    /// The engine has restarted since the snapshot.
+    /// The engine has restarted since the snapshot was made, so that the blocks were dropped.
     Restarted,
     /// The engine's replay buffer no longer contains the last batch covered by the snapshot.
     TurnedOver,
@@ -92,7 +92,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// All outcomes, in the order of their declaration.
+    /// All outcomes for blocks loaded from a snapshot, in the order of their declaration.
     pub const ALL: [Self; 9] = [
         Self::Kept,
         Self::Restarted,
@@ -133,15 +133,15 @@ pub enum Skip {
     Hybrid,
     /// The stream was cleared repeatedly, or ended, while its blocks were copied.
     Changing,
-    /// The task that reads the stream did not answer in time.
+    /// The task that reads the stream did not copy the held blocks in time.
     NoAnswer,
 }
 
 impl Skip {
-    /// All reasons, in the order of their declaration.
+    /// All reasons to leave a stream out of a snapshot, in the order of their declaration.
     pub const ALL: [Self; 5] = [Self::Nothing, Self::Unproven, Self::Hybrid, Self::Changing, Self::NoAnswer];
 
-    /// Returns the name of the reason in metrics and HTTP answers.
+    /// Returns the name of the reason, to leave a stream out of a snapshot, in metrics and HTTP answers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

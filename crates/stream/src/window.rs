@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::limits::{Limit, SharedCounts};
 
-/// Number of latest batches whose hashes are remembered.
+/// Number of latest applied batches whose hashes are remembered.
 const REMEMBERED: usize = 256;
 
 /// Assumed memory overhead of a waiting batch, in bytes, in addition to its payload.
@@ -25,7 +25,7 @@ impl Default for Recent {
 }
 
 impl Recent {
-    /// Remembers the hash of an applied batch.
+    /// Records the sequence number and the hash of an applied batch.
     pub fn insert(&mut self, seq: u64, hash: u64) {
         self.slots[seq as usize % REMEMBERED] = Some((seq, hash));
     }
@@ -35,7 +35,7 @@ impl Recent {
         self.slots[seq as usize % REMEMBERED].filter(|(number, _)| *number == seq).map(|(_, hash)| hash)
     }
 
-    /// Removes all remembered batches.
+    /// Removes the records of all applied batches.
     pub fn clear(&mut self) {
         self.slots.fill(None);
     }
@@ -70,7 +70,7 @@ impl<P: AsRef<[u8]>> ReorderWindow<P> {
         Self { batches: BTreeMap::new(), bytes: 0, max_batches, max_bytes, shared, max_shared }
     }
 
-    /// Adds a batch. Returns a report of the batches dropped because the buffer is full.
+    /// Adds a batch to the buffer. Returns a report of the batches dropped because the buffer is full.
     pub fn insert(&mut self, seq: u64, payload: P) -> Overflow {
         let size = payload.as_ref().len();
         self.bytes += size;
@@ -112,17 +112,17 @@ impl<P: AsRef<[u8]>> ReorderWindow<P> {
         Some((seq, payload))
     }
 
-    /// Returns the number of waiting batches.
+    /// Returns the number of batches that wait in the buffer.
     pub fn len(&self) -> usize {
         self.batches.len()
     }
 
-    /// True if no batch is waiting.
+    /// True if no batch waits in the buffer.
     pub fn is_empty(&self) -> bool {
         self.batches.is_empty()
     }
 
-    /// Drops all waiting batches.
+    /// Drops all batches that wait in the buffer.
     pub fn clear(&mut self) {
         self.shared.sub(self.bytes + self.batches.len() * OVERHEAD);
         self.batches.clear();

@@ -13,10 +13,10 @@ use hashbrown::hash_map::Entry as At;
 use kvatlas_index::BlockHash;
 use kvatlas_index::snapshot::Dictionary;
 
-/// Maximum number of block hashes kept per snapshot. They occupy 64 MB, plus up to 150 MB for the hash table.
+/// Maximum number of block hashes kept per snapshot. This many occupy 64 MB, plus up to 150 MB for their hash table.
 const MOST_NAMES: usize = 1 << 22;
-/// Time for which a snapshot's block hashes are kept. After it, each chain in use has had a new block stored that
-/// proves the chain to be held.
+/// Time for which a snapshot's block hashes are kept. After this time, each chain in use has had a new block stored
+/// that proves the chain to be held.
 const KEPT: Duration = Duration::from_secs(600);
 /// Value, instead of a position in the snapshot's list of blocks, for a block hash that stands for several different
 /// blocks.
@@ -32,8 +32,8 @@ pub(crate) struct Meanings {
 }
 
 impl Meanings {
-    /// Creates the table for the block hashes in a snapshot's dictionary of blocks; `None` if it has more than
-    /// [`MOST_NAMES`].
+    /// Creates the table of the block hashes in a snapshot's dictionary (its list of blocks with their contents and
+    /// parents); `None` if the dictionary has more than [`MOST_NAMES`] block hashes.
     pub(crate) fn new(dictionary: Arc<Dictionary>) -> Option<Self> {
         if dictionary.names.len() > MOST_NAMES {
             return None;
@@ -55,7 +55,8 @@ impl Meanings {
         Some(Self { dictionary, places, until: Instant::now() + KEPT })
     }
 
-    /// True if the table was made from this instance of a snapshot's dictionary of blocks.
+    /// True if this table of block hashes was made from this very instance of a snapshot's dictionary of blocks, not
+    /// only from an equal one.
     pub(crate) fn is_of(&self, dictionary: &Arc<Dictionary>) -> bool {
         Arc::ptr_eq(&self.dictionary, dictionary)
     }
@@ -64,8 +65,8 @@ impl Meanings {
         now > self.until
     }
 
-    /// Returns the block hashes and content hashes of a prompt's blocks from its beginning up to the block with this
-    /// hash; `None` if one of them is unknown.
+    /// Returns the chain of blocks from the beginning of a prompt up to the block with the hash `name`: the block
+    /// hashes and the content hashes. `None` if any block of the chain is unknown.
     pub(crate) fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         let (mut names, mut contents) = (Vec::new(), Vec::new());
         let mut next = Some(name);

@@ -154,7 +154,7 @@ fn run(fleet: &Weak<Fleet>, prompt_queue: &PromptQueue<Keyspace>, share: f64, mu
 struct Pace<'a> {
     prompt_queue: &'a PromptQueue<Keyspace>,
     share: f64,
-    /// Working time since the last pause.
+    /// Working time of the adoption thread since its last pause.
     busy: Duration,
 }
 

@@ -30,7 +30,7 @@ struct NamingTask {
     tokens: Box<[u32]>,
     salt: Option<Arc<str>>,
     contents: Vec<u64>,
-    /// Number of the prompt's leading blocks hashed so far.
+    /// Number of the prompt's leading blocks whose block hashes have been computed so far.
     done: usize,
     by: Vec<SchemeNames>,
 }
@@ -144,8 +144,8 @@ impl Work {
         }
     }
 
-    /// Adds to the index the blocks of a prompt that engines' streams have proved to be held, considering block hashes
-    /// from position `from` on. `counts` has the counters of blocks added and refused.
+    /// Adds to the index the blocks of a prompt that engines' streams have proved to be held. Considers the prompt's
+    /// block hashes from position `from` on. `counts` has the counters of blocks added and refused.
     fn match_up(&self, naming: &NamingTask, from: usize, counts: &AdoptCounts) {
         for (dialect, names) in naming.by.iter().flat_map(|named| &named.dialects) {
             let mut chain = None;
@@ -190,8 +190,8 @@ impl Work {
         self.meanings.retain(|(keyspace, meanings)| keyspace.strong_count() > 0 && !meanings.is_old(now));
     }
 
-    /// Returns the block hashes and content hashes of the chain that ends with this block, from a snapshot; `None` if
-    /// unknown.
+    /// Returns the block hashes and content hashes of the chain that ends with the block `name`, as found in a
+    /// snapshot; `None` if no snapshot has the block.
     fn meaning_of(&self, keyspace: &Arc<Keyspace>, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         let own = self.meanings.iter().filter(|(whose, _)| whose.as_ptr() == Arc::as_ptr(keyspace));
         own.into_iter().find_map(|(_, meanings)| meanings.chain_of(name))
@@ -242,7 +242,7 @@ impl Work {
         keyspace.set_nameable(nameable);
     }
 
-    /// Adopts blocks from an engine's report of the number of a prompt's tokens that were cached.
+    /// Adds blocks to the index from an engine's report of the number of a prompt's tokens that the engine had cached.
     fn answered(
         &mut self,
         keyspace: &Arc<Keyspace>,
@@ -284,7 +284,7 @@ impl Work {
     }
 
     /// Computes a prompt's block hashes in the dialect (way of hashing blocks) of the stream's engine, or in all known
-    /// dialects if it is unknown.
+    /// dialects if the engine's dialect is unknown.
     fn named(
         &self,
         late: &RankAdoption,

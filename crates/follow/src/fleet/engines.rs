@@ -32,7 +32,7 @@ pub enum EngineState {
 }
 
 impl EngineState {
-    /// All states, in the order in which metrics list them.
+    /// All states of an engine in discovery, in the order in which metrics list the states.
     pub const ALL: [Self; 6] =
         [Self::Asking, Self::Registered, Self::Unreachable, Self::NoEvents, Self::Unusable, Self::Refused];
 
@@ -63,9 +63,10 @@ pub struct EngineReport {
     pub url: String,
     /// State of finding and registering the engine or configured stream.
     pub state: EngineState,
-    /// Error code of the last problem, equal in every release; `None` if there was none.
+    /// Error code of the last problem with the engine or configured stream, equal in every release; `None` if there was
+    /// none.
     pub code: Option<String>,
-    /// Human-readable description of the last problem; `None` if there was none.
+    /// Human-readable description of the last problem with the engine or configured stream; `None` if there was none.
     pub reason: Option<String>,
 }
 
@@ -81,11 +82,12 @@ pub struct EngineView {
     pub url: Arc<str>,
     /// State of finding and registering the engine or configured stream.
     pub state: EngineState,
-    /// Error code of the last problem, equal in every release; `None` if there was none.
+    /// Error code of the last problem with the engine or configured stream, equal in every release; `None` if there was
+    /// none.
     pub code: Option<Arc<str>>,
-    /// Human-readable description of the last problem; `None` if there was none.
+    /// Human-readable description of the last problem with the engine or configured stream; `None` if there was none.
     pub reason: Option<Arc<str>>,
-    /// Time for which the engine has been in the current state.
+    /// Time for which the engine or configured stream has been in the current state.
     pub since: Duration,
 }
 
@@ -155,14 +157,14 @@ pub struct Blockers {
     /// Engines that have been found but not registered yet. The service becomes ready without them, unless no engine at
     /// all is registered.
     pub engines: Vec<EngineView>,
-    /// True if engines have been found and none of them is registered.
+    /// True if engines have been found, but none of them is registered.
     pub none_usable: bool,
     /// True if the service is shutting down.
     pub draining: bool,
 }
 
 impl Blockers {
-    /// True if all conditions of readiness are met.
+    /// True if all conditions of the service's readiness are met.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.holds.is_empty() && self.streams.is_empty() && !self.none_usable && !self.draining

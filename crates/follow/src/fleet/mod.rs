@@ -36,7 +36,8 @@ use kvatlas_stream::limits::SharedCounts;
 /// Registered workers (engine instances), with their event streams and the indexes of their blocks.
 pub struct Fleet {
     runtime: Handle,
-    /// Lock that is held during a whole change, so that changes are made one after another.
+    /// Lock that is held during a whole change of the fleet (a registration or unregistration), so that changes are
+    /// made one after another.
     changing: tokio::sync::Mutex<()>,
     registry: Registry,
     engines: Engines,
@@ -47,8 +48,8 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Creates an empty fleet, whose streams run on `runtime`. `holds` are the names of conditions that keep the fleet
-    /// from being ready until they are released.
+    /// Creates an empty fleet, whose streams run on `runtime`. `holds` are the names of conditions, such as a snapshot
+    /// being loaded, that keep the fleet from being ready until they are released.
     #[must_use]
     pub fn new(context: impl Into<StreamContext>, holds: &[String], runtime: Handle) -> Arc<Self> {
         Arc::new(Self {
@@ -134,7 +135,7 @@ impl Fleet {
         stream.status.silence().filter(|silence| is_asked && *silence > 2 * self.registry.probe_interval())
     }
 
-    /// Returns the engines that connect to the service instead of listening for connections.
+    /// Returns the record of the engines that connect to the service instead of listening for connections.
     pub(crate) fn publishers(&self) -> &Arc<Publishers> {
         self.registry.publishers()
     }
@@ -254,7 +255,8 @@ impl Fleet {
         self.registry.stop().await;
     }
 
-    /// Runs a change of the fleet to its end, even if the caller's future is dropped. Changes run one at a time.
+    /// Runs a change of the fleet (a registration or unregistration) to its end, even if the caller's future is
+    /// dropped. Changes run one at a time.
     async fn whole<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl Future<Output = Result<T, Error>> + Send + 'static,

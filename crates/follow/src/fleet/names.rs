@@ -8,12 +8,12 @@ use super::registry::Registry;
 use crate::error::Error;
 use crate::state::{Keyspace, ModelNames};
 
-/// Maximum number of names listed in an error message.
+/// Maximum number of models' names that an error message lists.
 const TOLD: usize = 8;
-/// Maximum number of characters shown of each name in an error message.
+/// Maximum number of characters that an error message shows of each model's name.
 const TOLD_CHARS: usize = 64;
 
-/// Model that a name stands for, with the LoRA adapter if the name is an adapter's.
+/// Model that a name in a request stands for, with the LoRA adapter if the name is an adapter's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Target {
     pub(super) model: Arc<str>,
@@ -22,7 +22,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Describes the target for an error message.
+    /// Describes the model, and the LoRA adapter if there is one, for an error message.
     pub(super) fn described(&self) -> String {
         match &self.adapter {
             None => format!("{:?}", self.model),
@@ -37,7 +37,8 @@ impl Target {
 pub(super) struct Names(HashMap<Box<str>, HashMap<Box<str>, BTreeSet<Target>>>);
 
 impl Names {
-    /// Collects the names of all workers, each given as routing group, model and further names.
+    /// Collects the names by which all workers' models are found. Each worker is given as its routing group, its model,
+    /// and the model's aliases and adapters.
     pub(super) fn of<'a>(workers: impl Iterator<Item = (&'a str, &'a str, &'a ModelNames)>) -> Self {
         let mut names = Self::default();
         for (group, model, others) in workers {
@@ -63,7 +64,8 @@ impl Names {
     }
 }
 
-/// Formats a list of names for an error message, sorted and shortened. `quoted` is true to put each name in quotes.
+/// Formats a list of models' names for an error message, sorted and shortened. `quoted` is true to put each name in
+/// quotes.
 pub(super) fn quote_names(mut names: Vec<String>, quoted: bool) -> String {
     names.sort_unstable();
     names.dedup();
@@ -119,7 +121,7 @@ impl Registry {
         found.or_else(|| exact.map(plain)).ok_or_else(|| self.unknown(model, routing_group))
     }
 
-    /// Creates the error for an unknown model, with a list of the known names.
+    /// Creates the error for a request with an unknown model, with a list of the known models' names.
     fn unknown(&self, model: &str, routing_group: &str) -> Error {
         let (keyspaces, names) = (self.keyspaces.load(), self.names.load());
         let here = keyspaces.iter().filter(|(_, groups)| groups.contains_key(routing_group)).map(|(name, _)| &**name);

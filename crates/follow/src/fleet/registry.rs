@@ -19,12 +19,12 @@ use crate::state::{Keyspace, ModelNames, Registration, Stream};
 use crate::stream::{self, Publishers, StreamHandle};
 use kvatlas_stream::limits::{Limit, SharedCounts};
 
-/// Outcome of a successful registration.
+/// Outcome of a successful registration of an engine's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegistrationOutcome {
-    /// The registration was added.
+    /// The stream was not registered before, and has been added.
     New,
-    /// An equal registration already existed, and nothing was changed.
+    /// The stream was already registered with equal values, and nothing was changed.
     Already,
 }
 
@@ -49,7 +49,7 @@ struct Worker {
     tasks: BTreeMap<u32, StreamHandle>,
 }
 
-/// Streams that an unregistration is ending, with their tasks and the keyspace (index) that has their blocks.
+/// Streams that an unregistration is about to end, with their tasks and the keyspace (index) that has their blocks.
 struct Ending {
     keyspace: Arc<Keyspace>,
     streams: Vec<Arc<Stream>>,
@@ -66,7 +66,8 @@ pub(super) struct Registry {
     runtime: Handle,
     workers: Mutex<BTreeMap<Arc<str>, Worker>>,
     pub(super) keyspaces: ArcSwap<Keyspaces>,
-    /// Aliases and adapters' names by which models are found; replaced only while the lock of `workers` is held.
+    /// Aliases of models and names of LoRA adapters, by which models are found; replaced only while the lock of
+    /// `workers` is held.
     pub(super) names: ArcSwap<Names>,
     /// True if the next registration must panic, for tests.
     #[cfg(test)]
@@ -105,7 +106,8 @@ impl Registry {
         }
     }
 
-    /// Rebuilds the table of models' names, after a worker was added or removed or its names changed.
+    /// Rebuilds `names`, the table of the names by which models are found, after a worker was added or removed or the
+    /// names of its model changed.
     fn refresh_names(&self, workers: &BTreeMap<Arc<str>, Worker>) {
         let named =
             workers.values().map(|worker| (&*worker.keyspace.routing_group, &*worker.keyspace.model, &*worker.names));
@@ -320,8 +322,9 @@ impl Registry {
         Ok(ranks.len())
     }
 
-    /// Removes the streams to be ended from the registry, and returns them with their tasks and the keyspace (index)
-    /// that has their blocks.
+    /// Removes the streams that an unregistration ends from the registry, and returns them with their tasks and the
+    /// keyspace (index) that has their blocks. `within`: model and routing group to which the worker `name` must
+    /// belong; `rank`: the only rank to remove, `None` for all.
     fn ending(&self, name: &str, within: Option<(&str, Option<&str>)>, rank: Option<u32>) -> Result<Ending, Error> {
         let mut workers = self.workers.lock();
         let found = workers.get_mut(name).filter(|worker| {
@@ -349,7 +352,7 @@ impl Registry {
         Ok(Ending { keyspace, streams, tasks })
     }
 
-    /// Ends the tasks of all streams. Workers and blocks are kept.
+    /// Ends the tasks of all streams, at the shutdown of the service. Workers and blocks are kept.
     pub(super) async fn stop(&self) {
         let tasks: Vec<_> = self
             .workers
@@ -363,8 +366,8 @@ impl Registry {
     }
 }
 
-/// Compares a registration with the stream that already feeds its rank. Returns [`RegistrationOutcome::Already`] if
-/// they agree, else an error.
+/// Compares a registration with the stream `feeder`, which already supplies the blocks of the same rank. Returns
+/// [`RegistrationOutcome::Already`] if the two agree, else an error.
 fn already(feeder: &Stream, registration: &Registration) -> Result<RegistrationOutcome, Error> {
     let Registration { rank, worker, .. } = registration;
     if feeder.registration.rank == *rank {

@@ -10,8 +10,8 @@ use tokio::sync::{mpsc, watch};
 use crate::config::RelayConfig;
 use crate::error::Error;
 
-/// Maximum number of queued requests to relays for a stream's full state (all blocks held by its ranks). Further
-/// requests are dropped, as readers repeat them.
+/// Maximum number of queued requests to relays (services that publish streams) for a stream's full state, which is all
+/// blocks held by its ranks. Further requests are dropped, as readers repeat them.
 const QUESTIONS: usize = 1024;
 /// Maximum wait before a lost connection is tried again.
 const LONGEST: Duration = Duration::from_secs(2);
@@ -21,9 +21,9 @@ const LONGEST: Duration = Duration::from_secs(2);
 pub(crate) enum LinkState {
     /// The service is not connected to a NATS server.
     Down,
-    /// Connected, but the reader has not caught up with the log, or the log to publish to does not exist yet.
+    /// Connected, but the reader has not read all messages of the log yet, or the log to publish to does not exist yet.
     Behind,
-    /// Connected, and the reader has caught up with the log, or the log to publish to exists.
+    /// Connected, and the reader has read all messages of the log, or the log to publish to exists.
     Up,
 }
 
@@ -71,8 +71,8 @@ impl NatsLink {
         }
     }
 
-    /// Asks the relay of a stream to publish the stream's full state (all blocks held by its ranks). Returns false if
-    /// the request cannot be sent now.
+    /// Asks the relay of a stream (the service that publishes it) to publish all blocks held by the stream's ranks.
+    /// Returns false if the request cannot be sent now.
     pub(crate) fn ask(&self, subject: &str) -> bool {
         self.questions.try_send(subject.to_owned()).is_ok()
     }

@@ -37,35 +37,36 @@ counts! {
     /// Counts of messages and snapshots since the service began.
     "relay_"
 
-    /// Messages that the log has acknowledged.
+    /// Messages published to the NATS log that NATS has acknowledged.
     published,
-    /// Bytes of messages that the log has acknowledged.
+    /// Bytes of the messages published to the NATS log that NATS has acknowledged.
     published_bytes,
-    /// Messages sent again because they were not acknowledged in time.
+    /// Messages for the NATS log sent again because they were not acknowledged in time.
     retries,
-    /// Batches dropped because the queue was full. Readers then get all that the stream holds.
+    /// Batches dropped because the queue to the NATS log was full. Readers then get all blocks that the stream's ranks
+    /// hold.
     dropped,
     // check_words: the text is the help of a metric
-    /// How often all that a stream holds was published.
+    /// How often all blocks that the ranks of a stream hold were published.
     states,
-    /// Messages read from the log.
+    /// Messages read from the NATS log.
     read,
-    /// Bytes of messages read from the log.
+    /// Bytes of messages read from the NATS log.
     read_bytes,
     // check_words: the text is the help of a metric
-    /// How often a relay was asked for all that a stream holds.
+    /// How often a relay was asked to publish all blocks that the ranks of a stream hold.
     asked,
-    /// Messages left out because nothing can be done with them: of other subjects, of long ago, or of streams that cannot
-    /// be registered.
+    /// Messages left out because they cannot be applied: with other subjects, too old, or of streams that cannot be
+    /// registered.
     refused,
     /// Snapshots written to the log's object store.
     stored_snapshots,
-    /// Snapshots that could not be written to it, or read from it.
+    /// Snapshots that could not be written to the log's object store, or read from it.
     failed_snapshots,
     /// Messages removed from the log because no snapshot in its object store needs them.
     purged,
     // check_words: the text is the help of a metric
-    /// How often reading the log began anew, at the place where it ended.
+    /// How often reading the log began anew after a failure, at the message where it had ended.
     reconnects,
 }
 
@@ -106,9 +107,10 @@ pub struct Relay {
     questions: Mutex<Option<mpsc::Receiver<String>>>,
     /// Number of bytes in the queues of all streams, and in messages that are not acknowledged yet.
     buffered: AtomicUsize,
-    /// Semaphore that allows one stream at a time to copy its held blocks.
+    /// Semaphore that allows one stream at a time to copy its held blocks, for publication in the NATS log.
     copying: Arc<Semaphore>,
-    /// Sender of requests to each published stream's task to publish all held blocks, by the stream's NATS subject.
+    /// Sender, for each published stream by its NATS subject, of requests to the stream's task to publish all held
+    /// blocks.
     askers: Mutex<HashMap<String, mpsc::Sender<()>>>,
     inboxes: Mutex<HashMap<String, Inbox>>,
 }
@@ -140,7 +142,7 @@ impl Relay {
         self.config.publish.is_some()
     }
 
-    /// Returns the number of bytes that wait to be published or acknowledged.
+    /// Returns the number of bytes in messages for the NATS log that wait to be sent or acknowledged.
     pub(crate) fn buffered(&self) -> usize {
         self.buffered.load(Relaxed)
     }
@@ -166,7 +168,7 @@ impl Relay {
         self.questions.lock().take()
     }
 
-    /// Stores the receiver of a stream's messages until the stream's task begins and fetches it.
+    /// Stores the receiver of a stream's messages from the NATS log until the stream's task begins and fetches it.
     pub(crate) fn leave_inbox(&self, subject: &str, inbox: Inbox) {
         self.inboxes.lock().insert(subject.to_owned(), inbox);
     }
@@ -175,7 +177,7 @@ impl Relay {
         self.inboxes.lock().remove(subject)
     }
 
-    /// Asks the relay of a stream to publish the stream's full state (all blocks held by its ranks).
+    /// Asks the relay of a stream (the service that publishes it) to publish all blocks held by the stream's ranks.
     pub(crate) fn ask(&self, subject: &str) {
         if self.link.ask(subject) {
             self.counts.asked.fetch_add(1, Relaxed);
@@ -197,7 +199,7 @@ impl Relay {
         }
     }
 
-    /// Removes the streams that are no longer published.
+    /// Removes the streams that are no longer published from the list of published streams.
     fn forget_ended(&self) {
         self.askers.lock().retain(|_, asker| !asker.is_closed());
     }
@@ -223,7 +225,7 @@ const BEFORE: &str = "kvatlas.";
 /// are not kept in the log.
 pub(crate) const ASK: &str = "ask-";
 
-/// Characters that are escaped in subjects, because they have a special meaning in NATS.
+/// Characters that are escaped in NATS subjects, because they have a special meaning in NATS.
 const RESERVED: &AsciiSet = &CONTROLS.add(b'.').add(b'*').add(b'>').add(b' ').add(b'%').add(b'$');
 
 /// Identity of a stream in the NATS log: worker, rank, model and routing group.

@@ -21,7 +21,7 @@ use super::Relay;
 const MESSAGE: usize = 128 << 10;
 /// Assumed memory overhead of a queued frame, in bytes, in addition to its contents.
 const OVERHEAD: usize = 64;
-/// Time in the queue after which a message is marked as late when it is sent.
+/// Time in the queue to the NATS log after which a message is marked as late when it is sent.
 const LATE: Duration = Duration::from_secs(2);
 
 /// Queue of one stream's changes that wait to be published to the NATS log.
@@ -45,9 +45,9 @@ struct Queue {
     bytes: usize,
     /// True while changes are dropped, until the stream's full state (all held blocks) is next published.
     broken: bool,
-    /// Status of the stream as of the last queued change.
+    /// Status of the stream as of the last change that was queued for the NATS log.
     told: Status,
-    /// Status of the stream as of the last message sent.
+    /// Status of the stream as of the last message that was sent to the NATS log.
     sent: Status,
     next_id: u64,
 }
@@ -55,12 +55,12 @@ struct Queue {
 #[derive(Debug)]
 struct Item {
     bytes: Vec<u8>,
-    /// Number of blocks in the queued changes.
+    /// Number of blocks in the queued changes of the stream.
     blocks: u64,
     status: Option<Status>,
     timestamp: f64,
     at: Instant,
-    /// Permit to copy the stream's held blocks, released when the queued frame has been sent.
+    /// Permit to copy the stream's held blocks, released when the queued frame with the copy has been sent.
     permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -151,7 +151,8 @@ impl Outlet {
         }
     }
 
-    /// Drops the queue, so that readers miss changes, and requests that all held blocks be published for them.
+    /// Drops the queued changes, so that readers miss them, and requests that the stream's task publish all held blocks
+    /// for the readers.
     pub(crate) fn break_off(&self) {
         self.break_queue(&mut self.queue.lock());
         self.ask();
@@ -173,8 +174,8 @@ impl Outlet {
         self.asks.lock().poll_recv(cx).map(drop)
     }
 
-    /// Returns a permit to copy the stream's held blocks. `None` if another stream is being copied, the log is not
-    /// connected, or the queues are too full.
+    /// Returns a permit to copy the stream's held blocks for the NATS log. `None` if another stream is being copied,
+    /// the log is not connected, or the queues are too full.
     pub(crate) fn may_copy(&self) -> Option<OwnedSemaphorePermit> {
         let relay = &self.relay;
         let room = relay.buffered.load(Relaxed) < relay.config.buffer_bytes / 2;
@@ -186,7 +187,7 @@ impl Outlet {
         self.relay.link.trouble()
     }
 
-    /// Publishes that the stream has ended. Later changes are ignored.
+    /// Publishes that the stream has ended. Changes of the stream after this call are ignored.
     pub(crate) fn close(&self) {
         self.frame(Frame::Gone, 0.0);
         self.closed.store(true, Relaxed);
@@ -232,8 +233,8 @@ impl Outlet {
         queue.next_id += 1;
     }
 
-    /// Makes the next message to be sent, from queued items. If there are none, returns a heartbeat if `beats` is true,
-    /// else `None`.
+    /// Makes the next message for the NATS log from queued changes. If no changes are queued, returns a heartbeat if
+    /// `beats` is true, else `None`.
     pub(super) fn pack(&self, beats: bool) -> Option<Envelope> {
         let mut queue = self.queue.lock();
         if queue.items.is_empty() && !beats {
@@ -273,13 +274,14 @@ impl Outlet {
         Some(Envelope { id, payload: payload.into(), size, status, since })
     }
 
-    /// Subtracts the memory of a message that was acknowledged or given up from the total of all queues.
+    /// Subtracts the memory of a message that NATS has acknowledged, or that was given up, from the memory of all
+    /// queues.
     pub(super) fn note_arrival(&self, packed: &Envelope) {
         self.relay.buffered.fetch_sub(packed.size, Relaxed);
     }
 }
 
-/// Counts the blocks in a frame's changes.
+/// Counts the blocks in a frame (a part of a message with changes of one rank's blocks).
 fn blocks_of(frame: Frame<'_>) -> u64 {
     let (Frame::Batch { changes, .. } | Frame::State { changes, .. }) = frame else { return 0 };
     // They are our own.
@@ -306,7 +308,7 @@ mod tests {
         Outlet::new(Arc::default(), "kvatlas.g.m.w.0".to_owned(), writer)
     }
 
-    /// Returns the last status in a message, which is the valid one for its readers.
+    /// Returns the last status of the stream in a message, which is the valid one for the message's readers.
     fn status(packed: &Envelope) -> Option<Status> {
         let status = |frame| if let Ok(Frame::Status(status)) = frame { Some(status) } else { None };
         Message::read(&packed.payload).expect("a message").frames().filter_map(status).last()

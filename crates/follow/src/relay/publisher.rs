@@ -23,9 +23,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::outlet::Envelope;
 use super::{ASK, LinkState, Outlet, Relay, Subject};
 
-/// Maximum number of unacknowledged messages of one stream.
+/// Maximum number of a stream's messages that NATS has not acknowledged yet.
 const WINDOW: usize = 8;
-/// Time without an acknowledgement after which a message counts as lost.
+/// Time without an acknowledgement from NATS after which a message counts as lost.
 const UNANSWERED: Duration = Duration::from_secs(2);
 /// Wait before a failed attempt to publish is repeated.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -57,7 +57,7 @@ fn new_life() -> u64 {
     millis << 20 | low & 0xf_ffff
 }
 
-/// Message that was sent, with the acknowledgement that is expected for it.
+/// Message that was sent to the NATS log, with the acknowledgement that is expected for it.
 struct SentMessage {
     packed: Envelope,
     ack: Option<PublishAckFuture>,
@@ -145,7 +145,8 @@ async fn run(outlet: Arc<Outlet>, client: Client) {
     relay.forget_ended();
 }
 
-/// Sends all unacknowledged messages again. Returns the reason if this fails; `None` if the connection is lost.
+/// Sends all unacknowledged messages to the NATS log again. Returns the reason if this fails; `None` if the connection
+/// is lost.
 async fn again(
     log: &Context,
     client: &Client,
@@ -194,7 +195,7 @@ pub(super) async fn ensure_log(log: &Context, relay: &Relay) -> Result<(), Strin
     log.get_or_create_stream(made).await.map(drop).map_err(|error| error.to_string())
 }
 
-/// Passes readers' requests for all held blocks of a stream to the published streams.
+/// Passes the requests of the log's readers for all held blocks of a stream to the task of that stream.
 pub(super) async fn answer_asks(relay: Arc<Relay>) {
     let Some(client) = relay.client().cloned() else { return };
     let log = ContextBuilder::new().timeout(UNANSWERED).build(client.clone());

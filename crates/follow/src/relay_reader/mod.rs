@@ -36,7 +36,7 @@ const NEAR: u64 = 256;
 const FAR: u64 = 20_000;
 /// Wait before the NATS log is opened again after a failure.
 const AGAIN: Duration = Duration::from_millis(250);
-/// Wait before another attempt to register a stream after a refusal.
+/// Wait before another attempt to register a stream of the log that the service has refused to register.
 const REFUSED: Duration = Duration::from_secs(10);
 
 /// Name of the condition that keeps the service from being ready until the reader has caught up with the log or, in a
@@ -89,7 +89,7 @@ struct Reader {
     /// Sequence number of the next message to read; `None` before the first.
     next: Option<u64>,
     ends: Ends,
-    /// Time of the last search for streams to be removed.
+    /// Time of the last search for streams that relays no longer publish.
     swept: Instant,
     /// True if the NATS log has been opened since the last failure.
     is_open: bool,
@@ -137,7 +137,8 @@ impl Reader {
         self.next.map_or_else(known, |next| Some(next).filter(is_kept))
     }
 
-    /// Records that the reader has caught up with the log.
+    /// Records that the reader has read all messages of the NATS log, so that the log no longer keeps the service from
+    /// being ready.
     fn caught_up(&self) {
         if self.relay.client().is_some_and(|client| client.connection_state() == Connection::Connected) {
             self.relay.link.set(LinkState::Up);

@@ -26,7 +26,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Maximum time since its publication for which a message counts as just published.
 const NOW: Duration = Duration::from_secs(2);
 
-/// Ranges of messages that the log had at several moments within the last [`NOW`], oldest first.
+/// Ranges of messages (by first and last sequence number) that the NATS log had at several moments within the last
+/// [`NOW`], oldest first.
 #[derive(Default)]
 pub(super) struct Ends {
     ends: VecDeque<End>,
@@ -59,12 +60,12 @@ impl Ends {
         missed.is_some_and(|last| last > std::mem::replace(&mut self.missed, last))
     }
 
-    /// Adds the range of messages that the log has now.
+    /// Adds `end`, the range of messages that the NATS log has at present, to these ranges.
     fn add(&mut self, end: End) {
         self.ends.push_back(end);
     }
 
-    /// Replaces all ranges by the range of a log that was opened again.
+    /// Replaces these ranges of messages by the range `end`, after the NATS log was opened again.
     fn begin(&mut self, end: End) {
         self.ends.clear();
         self.missed = self.missed.min(end.last);

@@ -24,18 +24,19 @@ use crate::fleet::Fleet;
 use crate::relay::{LinkState, Relay};
 use crate::snapshot::{Origin, read_all};
 
-/// Name of the snapshot in the object store. The bucket is named like the log.
+/// Name of the snapshot in the NATS object store. The bucket of the store is named like the log.
 const NAME: &str = "kvatlas.snapshot";
-/// Key, in the metadata of a stored snapshot, for the log's sequence number.
+/// Key, in the metadata of a stored snapshot, of the sequence number up to which the snapshot includes the log's
+/// messages.
 const SEQUENCE: &str = "sequence";
 /// Maximum number of attempts to read a snapshot, which may be replaced while it is being read.
 const ATTEMPTS: u32 = 3;
-/// Maximum time for reading a snapshot.
+/// Maximum time for reading a snapshot from the NATS object store.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Maximum wait for each part of a snapshot, and for an answer of NATS.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Loads the snapshot from the object store, if there is one, and starts writing new ones.
+/// Loads the snapshot from the NATS object store, if there is one, and starts the periodic writing of new snapshots.
 pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, log: &Context) {
     let loading = async {
         let mut loaded = load(fleet, relay, log).await;

@@ -11,7 +11,7 @@ use super::format::{decode, unpack};
 use crate::error::Error;
 use crate::state::SavedKeyspace;
 
-/// Maximum number of differing blocks that are listed for a rank.
+/// Maximum number of blocks listed for a rank that two snapshots hold differently.
 const NAMED: usize = 8;
 
 /// Differences between two snapshots in the blocks held by one rank.
@@ -34,7 +34,7 @@ struct RankComparison {
     /// Smallest depth (number of blocks from the start of a prompt) of a differing block; `None` if no differing block
     /// has a complete chain.
     first_depth: Option<usize>,
-    /// Differing blocks, at most [`NAMED`], those nearest to the start of a prompt first.
+    /// Blocks in which the two snapshots differ, at most [`NAMED`], those nearest to the start of a prompt first.
     first: Vec<Block>,
 }
 
@@ -145,8 +145,8 @@ fn compared(key: &Key, sides: [Option<&(u64, Blocks)>; 2]) -> RankComparison {
     }
 }
 
-/// Counts the blocks from the start of a prompt up to and including the block `name`; `None` if one of them is missing
-/// on all tiers.
+/// Counts the blocks of a prompt from its start up to and including the block `name`; `None` if any of these blocks is
+/// missing on all tiers.
 fn depth(blocks: &Blocks, name: BlockHash) -> Option<usize> {
     let mut at = name;
     // Names may go in a circle, if an engine wants it so.

@@ -41,7 +41,7 @@ pub(super) struct KeyspaceHead {
 pub(crate) struct SnapshotSize {
     pub(crate) bytes: u64,
     pub(crate) streams: u64,
-    /// Number of blocks held, summed over all ranks.
+    /// Number of blocks in the snapshot that ranks hold, summed over all ranks.
     pub(crate) blocks: u64,
     /// Number of distinct blocks, summed over all models and routing groups.
     pub(crate) distinct: u64,
@@ -84,7 +84,7 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// Writes the end of the snapshot. Returns the output and the snapshot's size.
+    /// Writes the end mark of the snapshot. Returns the output and the snapshot's size.
     pub(crate) fn end(self) -> io::Result<(W, SnapshotSize)> {
         let (out, bytes) = self.out.end()?;
         Ok((out, SnapshotSize { bytes, ..self.written }))
@@ -111,15 +111,15 @@ impl KeyspaceCopy {
         self.streams.is_empty() && self.pools.is_empty()
     }
 
-    /// Adds a shared pool, unless one with the same name was added before.
+    /// Adds a shared pool (a store that several engines load from), unless a pool with the same name was added before.
     pub(super) fn pool(&mut self, pool: KeyedPool) {
         if self.pools.iter().all(|it| it.pool.name != pool.pool.name) {
             self.pools.push(pool);
         }
     }
 
-    /// Adds a stream. `elsewhere` is true if the stream's runs (arrays of consecutive blocks) belong to another index
-    /// than the keyspace's.
+    /// Adds a stream to the encoded keyspace. `elsewhere` is true if the stream's runs (arrays of consecutive blocks)
+    /// belong to another index than the keyspace's.
     pub(crate) fn stream(&mut self, stream: StreamCopy, elsewhere: bool) -> io::Result<()> {
         let mut out = Vec::new();
         let head = json(&stream.head)?;
@@ -151,7 +151,7 @@ impl KeyspaceCopy {
     }
 }
 
-/// Snapshot as decoded from its bytes.
+/// Contents of a snapshot, after its bytes were decoded: header, and keyspaces with their streams.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) head: Head,
@@ -248,7 +248,7 @@ const FREE: u64 = 4 << 20;
 /// Number of uncompressed bytes allowed per compressed byte of a snapshot, in addition to [`FREE`]. Most of a snapshot
 /// is hashes, which cannot be compressed; if engines hold equal blocks, the ratio is about ten.
 const RATIO: u64 = 64;
-/// Maximum number of bytes that are allocated in advance because a sender has announced the size.
+/// Maximum number of bytes of memory that are allocated in advance for a snapshot whose sender has announced its size.
 const ANNOUNCED: u64 = 1 << 20;
 
 /// Makes the message for a snapshot that is larger than `most` bytes.
@@ -256,7 +256,7 @@ pub(crate) fn too_large(most: u64) -> String {
     format!("it has more than {most} bytes: raise snapshot.max_bytes if that is right")
 }
 
-/// Reads a file. Fails if it has more than `most` bytes.
+/// Reads a file with a snapshot. Fails if the file has more than `most` bytes.
 pub(crate) fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
@@ -305,7 +305,7 @@ pub(crate) fn unpack(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, String> {
     Ok(Cow::Owned(out))
 }
 
-/// Reads to the end. Fails if there are more than `most` bytes.
+/// Reads `from` to its end, and appends the bytes to `out`. Fails if there are more than `most` bytes.
 fn bounded(from: impl Read, out: &mut Vec<u8>, most: u64) -> io::Result<()> {
     let read = from.take(most + 1).read_to_end(out)?;
     if read as u64 > most { Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(most))) } else { Ok(()) }

@@ -22,14 +22,14 @@ use crate::error::Error;
 /// Maximum wait for the copy of one stream, after which the stream is left out of the snapshot.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Thread that loads the snapshot in a service's directory, and then writes new ones until stopped.
+/// Thread that loads the snapshot in a service's directory, and then writes new snapshots until stopped.
 pub(crate) struct Keeper {
     stop: Sender<Option<Instant>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Keeper {
-    /// Starts the thread that loads and writes snapshots.
+    /// Starts the thread that loads the last snapshot from disk and writes new ones.
     ///
     /// # Errors
     /// [`Error::Start`] if the thread cannot be started.
@@ -126,10 +126,10 @@ fn write(snapshots: &Snapshots, source: &dyn Source, directory: &Directory, unti
     }
 }
 
-/// Message that is shown in place of a panic's own message.
+/// Message that is shown, instead of the panic's own message, after the thread of snapshots has panicked.
 const FAULT: &str = "an internal error, whose place is in the log";
 
-/// Calls `work` and returns its result; `None` if it panicked. The panic's message has been logged by then.
+/// Calls `work` and returns its result; `None` if `work` panicked. The panic's message has been logged by then.
 fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
@@ -194,11 +194,11 @@ const LOCK: &str = "lock";
 /// Permissions of snapshot files: only the service's user may read and write them.
 const OURS: u32 = 0o600;
 
-/// Directory of snapshots, locked against other services.
+/// Directory of a service's snapshots, locked against other services.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
-    /// Lock file. The operating system releases the lock when the process ends.
+    /// Lock file of the directory. The operating system releases the lock when the process ends.
     _lock: File,
 }
 
@@ -248,7 +248,8 @@ impl Directory {
         self.path.join(FILE)
     }
 
-    /// Reads the snapshot file; `None` if there is none yet. Fails if it has more than `most` bytes.
+    /// Reads the snapshot file in the directory; `None` if there is none yet. Fails if the file has more than `most`
+    /// bytes.
     pub(crate) fn read(&self, most: u64) -> io::Result<Option<Vec<u8>>> {
         match read_file(&self.file(), most) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -79,7 +79,7 @@ impl Snapshots {
         }
     }
 
-    /// Returns the number of snapshots written to disk since the service began.
+    /// Returns the number of snapshots that were written to disk since the service began.
     #[must_use]
     pub fn writes(&self) -> u64 {
         self.counts.writes.load(Relaxed)
@@ -95,8 +95,8 @@ impl Snapshots {
         *self.loading.borrow() > 0
     }
 
-    /// Counts one of the expected snapshots as loaded or missing. After the last one, snapshots no longer keep the
-    /// service from being ready.
+    /// Records that one of the expected snapshots has been loaded or is missing. After the last one, snapshots no
+    /// longer keep the service from being ready.
     pub(crate) fn loaded(&self, source: &dyn Source) {
         self.loading.send_modify(|left| *left = left.saturating_sub(1));
         if !self.is_loading() {
@@ -174,7 +174,8 @@ impl Snapshots {
 
 /// Source of the streams in a snapshot. Implemented by the fleet, on which this module does not depend.
 pub(crate) trait Source: Send + Sync {
-    /// Returns the keyspaces (indexes) that have streams, sorted by model and routing group.
+    /// Returns the keyspaces (one index per model and routing group) that have streams, sorted by model and routing
+    /// group.
     fn keyspaces(&self) -> Vec<Arc<Keyspace>>;
 
     /// Releases a hold, a named condition that keeps the service from being ready. Returns false if there was no hold
@@ -186,7 +187,7 @@ pub(crate) trait Source: Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LastWrite {
     pub(crate) written: SnapshotSize,
-    /// Number of streams left out, for each reason in [`Skip::ALL`].
+    /// Number of streams that the snapshot does not contain, for each reason in [`Skip::ALL`].
     pub(crate) skipped: [u64; Skip::ALL.len()],
     pub(crate) took: Duration,
     pub(crate) ended: Instant,
@@ -202,7 +203,7 @@ pub(crate) struct Counts {
     /// Number of snapshots that could not be loaded.
     pub(crate) refused: AtomicU64,
     last: Mutex<Option<LastWrite>>,
-    /// Description of the current problem with the snapshot directory; `None` if writing works.
+    /// Description of the current problem with the directory of snapshots; `None` if snapshots can be written there.
     error: Mutex<Option<String>>,
 }
 

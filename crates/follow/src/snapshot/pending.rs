@@ -31,7 +31,7 @@ pub(crate) struct StreamRestore {
 /// Report of a stream's saved state that cannot be used.
 #[derive(Debug)]
 pub(super) struct RestoreFailure {
-    /// Reason why the saved state cannot be used.
+    /// Reason why the stream's saved state cannot be used.
     pub(super) outcome: Outcome,
     /// Dictionary of the block hashes in the saved state, with their contents; `None` if content hashes are no longer
     /// computed in the same way.
@@ -57,7 +57,7 @@ struct KeyspaceRestore {
 pub(super) struct PendingRestores(Vec<KeyspaceRestore>);
 
 impl PendingRestores {
-    /// Adds the streams of a snapshot. Returns the numbers of streams and of blocks.
+    /// Adds the streams of a loaded snapshot. Returns the number of streams and the number of blocks added.
     pub(super) fn add(&mut self, snapshot: Snapshot, origin: Origin) -> (u64, u64) {
         let (mut streams, mut blocks) = (0, 0);
         for keyspace in snapshot.keyspaces {

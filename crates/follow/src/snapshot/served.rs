@@ -11,11 +11,12 @@ use super::format::SnapshotSize;
 use super::{Snapshots, Source};
 use kvatlas_stream::Skip;
 
-/// Maximum age of a snapshot that another service may begin to download.
+/// Maximum age of a snapshot in memory that another service may begin to download.
 const FRESH: Duration = Duration::from_secs(5);
 /// Time without a request for a part after which a snapshot is dropped.
 const UNREAD: Duration = Duration::from_secs(30);
-/// Level of compression. It is low because most of a snapshot is hashes, which cannot be compressed.
+/// Level of zstd's compression of a snapshot. The level is low because most of a snapshot is hashes, which cannot be
+/// compressed.
 const LEVEL: i32 = 1;
 
 /// Compressed snapshot that is kept in memory.

@@ -239,13 +239,13 @@ fn every_damage_is_seen_and_named() {
     assert!(decode(&later).expect_err("later").contains("version 2"));
 }
 
-/// Splits a snapshot into its sections, without the end.
+/// Splits the bytes of a snapshot into its sections, each with its type; the end mark is left out.
 fn sections_of(bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
     let mut sections = Sections::new(bytes).expect("a snapshot");
     std::iter::from_fn(|| sections.next().expect("whole")).map(|it| (it.kind, it.payload.to_vec())).collect()
 }
 
-/// Builds a snapshot from sections.
+/// Builds the bytes of a snapshot from its sections.
 fn of_sections(sections: &[(u8, Vec<u8>)]) -> Vec<u8> {
     let mut out = SectionWriter::new(Vec::new()).expect("memory");
     sections.iter().for_each(|(kind, payload)| out.section(*kind, payload).expect("memory"));

@@ -51,7 +51,7 @@ impl Hybrids {
         self.0.load()
     }
 
-    /// Sets the blocks of a rank's cache groups; `None` removes the rank.
+    /// Sets the blocks of the cache groups of a worker's rank; `None` removes the rank.
     pub(crate) fn set(&self, worker: &Arc<str>, rank: u32, hybrid: Option<&Arc<Hybrid>>) {
         let known = self.0.load();
         if known.get(worker, rank).map(Arc::as_ptr) == hybrid.map(Arc::as_ptr) {

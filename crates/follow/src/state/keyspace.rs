@@ -23,8 +23,8 @@ use super::stream::Stream;
 use crate::config::{LoadingConfig, PoolConfig};
 use crate::error::Error;
 
-/// Maximum number of times that a look-up is made because a stream lost trust during the look-up before. During the
-/// last one, a lock prevents changes of trust.
+/// Maximum number of attempts at a look-up that must be repeated because a stream lost trust during the attempt. During
+/// the last attempt, a lock prevents changes of trust.
 const TRIES: usize = 8;
 
 /// Blocks of one model in one routing group: an index, the streams that fill it, and the known doubts about these
@@ -36,8 +36,8 @@ pub struct Keyspace {
     pub routing_group: Box<str>,
     /// Number of tokens in a block.
     pub block_size: u32,
-    /// Index of the blocks. If a change to the index panics, it is replaced by an empty index while the lock `changes`
-    /// is held.
+    /// Index of the blocks. If a change to the index panics, an empty index takes its place while the lock `changes` is
+    /// held.
     index: ArcSwap<BlockIndex>,
     /// Number of times that the index was replaced by an empty one after a failed change.
     rebuilds: watch::Sender<u64>,
@@ -362,8 +362,8 @@ impl Keyspace {
     }
 
     /// Determines the rank under which the blocks of a batch are stored, if the batch names the rank `announced`. The
-    /// result is that rank, or the registered one if another stream supplies that rank's blocks or this stream has too
-    /// many ranks.
+    /// result is `announced`, or the stream's registered rank if another stream supplies the blocks of `announced` or
+    /// this stream has too many ranks.
     pub(crate) fn claim(&self, stream: &Stream, announced: u32) -> u32 {
         let _lock = self.changes.lock();
         if stream.feeds(announced) {
@@ -394,8 +394,8 @@ impl Keyspace {
         }
     }
 
-    /// Counts a new doubt about a stream, such as a loss of trust. A query that sees later changes in the index also
-    /// sees the new count.
+    /// Counts a new doubt about a stream, such as a loss of trust. A query that reads changes made to the index after
+    /// this call also reads the new count.
     fn lose(&self) {
         self.losses.fetch_add(1, Release);
         fence(SeqCst);

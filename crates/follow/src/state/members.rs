@@ -18,7 +18,7 @@ use super::stream::Stream;
 /// salts, upper bound).
 #[derive(Default)]
 pub(super) struct Members {
-    /// Streams, sorted by worker and registered rank.
+    /// Streams that fill the index, sorted by worker and registered rank.
     streams: Vec<Arc<Stream>>,
     /// Positions of each worker's streams in the list of streams.
     workers: HashMap<Arc<str>, Range<usize>>,
@@ -30,12 +30,12 @@ pub(super) struct Members {
     pub(super) unverified: Bits,
     /// Streams whose engine does not announce which blocks have a cache salt.
     pub(super) no_salts: Bits,
-    /// Streams for which matched depths are only upper bounds.
+    /// Streams for which matched depths (numbers of a prompt's leading blocks) are only upper bounds.
     pub(super) upper_bounds: Bits,
 }
 
 impl Members {
-    /// Creates the members from streams that are sorted by worker and registered rank.
+    /// Creates the list of streams from streams that are sorted by worker and registered rank.
     fn of(streams: Vec<Arc<Stream>>) -> Self {
         let mut workers = HashMap::with_capacity(streams.len());
         let mut start = 0;
@@ -59,7 +59,7 @@ impl Members {
         members
     }
 
-    /// Copies the members, with one more stream.
+    /// Copies the list of streams, with one more stream.
     pub(super) fn with(&self, stream: &Arc<Stream>) -> Self {
         let key = |stream: &Stream| (stream.worker.clone(), stream.registration.rank);
         let place = self.streams.partition_point(|other| key(other) < key(stream));
@@ -68,7 +68,7 @@ impl Members {
         Self::of(streams)
     }
 
-    /// Copies the members, without the streams of a worker that are registered for these ranks.
+    /// Copies the list of streams, without those of a worker that are registered for these ranks.
     pub(super) fn without(&self, worker: &str, ranks: &[u32]) -> Self {
         let goes = |stream: &Stream| *stream.worker == *worker && ranks.contains(&stream.registration.rank);
         Self::of(self.streams.iter().filter(|stream| !goes(stream)).cloned().collect())
@@ -104,8 +104,8 @@ impl Members {
         Some(places.start + at)
     }
 
-    /// Updates the bits of a stream from its status. Returns true if there is a new doubt about the stream, such as a
-    /// loss of trust.
+    /// Updates the bits of a stream in the sets of doubts from the stream's status. Returns true if there is a new
+    /// doubt about the stream, such as a loss of trust.
     pub(super) fn update(&self, stream: &Stream) -> bool {
         let Some(places) = self.workers.get(&stream.worker) else { return false };
         let of_worker = &self.streams[places.clone()];
@@ -130,7 +130,7 @@ impl Members {
     }
 }
 
-/// Changeable set of streams, as one bit for each. Only one thread at a time may write.
+/// Set of streams that can change, with one bit for each stream. Only one thread at a time may write.
 #[derive(Default)]
 pub(super) struct Bits(Box<[AtomicU64]>);
 
@@ -146,7 +146,7 @@ impl Bits {
         to && before & bit == 0
     }
 
-    /// Copies the current bits.
+    /// Copies the set of streams as it is at present.
     pub(super) fn now(&self) -> Set {
         // A reader that sees a stream as trusted also sees the blocks that it held by then.
         let is_any = self.0.iter().any(|word| word.load(Acquire) != 0);
@@ -177,7 +177,8 @@ impl Set {
     }
 }
 
-/// Doubts about the streams of a keyspace at one moment: engines that may hold other blocks than are known.
+/// Sets of the streams of a keyspace that are in doubt at one moment: their engines may hold other blocks than are
+/// known.
 pub struct Reservations {
     members: Guard<Arc<Members>>,
     untrusted: Set,
@@ -225,13 +226,14 @@ impl Reservations {
         self.no_salts.iter().map(|place| &self.members.all()[place])
     }
 
-    /// True if matched depths of any rank, trusted or not, are only upper bounds.
+    /// True if matched depths (numbers of a prompt's leading blocks) of any rank, trusted or not, are only upper
+    /// bounds.
     #[must_use]
     pub fn has_upper_bounds(&self) -> bool {
         !self.upper_bounds.is_empty()
     }
 
-    /// True if matched depths of a rank are only upper bounds.
+    /// True if matched depths (numbers of a prompt's leading blocks) of a rank are only upper bounds.
     #[must_use]
     pub fn is_upper_bound(&self, worker: &str, rank: u32) -> bool {
         self.has_upper_bounds() && self.is_in(&self.upper_bounds, worker, rank)

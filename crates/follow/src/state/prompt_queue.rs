@@ -10,9 +10,9 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::counting::counts;
 
-/// Maximum number of prompts in the queue.
+/// Maximum number of prompts in the queue for the adoption thread.
 const MOST_PROMPTS: usize = 1024;
-/// Maximum number of tokens in the queue; they occupy 16 MB.
+/// Maximum number of tokens, over all prompts in the queue for the adoption thread; they occupy 16 MB.
 const MOST_TOKENS: usize = 4 << 20;
 
 /// Converts a time to the duration since a fixed moment, which is one hour before the first call in the process.
@@ -24,7 +24,7 @@ pub(crate) fn time_of(at: Instant) -> Duration {
     at.saturating_duration_since(*start)
 }
 
-/// Report of the number of a prompt's blocks that an engine had in its cache.
+/// Report of an engine on one prompt: the number of the prompt's blocks that the engine had in its cache.
 #[derive(Debug)]
 pub(crate) struct CacheReport {
     pub(crate) worker: Arc<str>,
@@ -40,7 +40,8 @@ pub(crate) struct Prompt<K> {
     pub(crate) keyspace: Weak<K>,
     pub(crate) tokens: Box<[u32]>,
     pub(crate) salt: Option<Arc<str>>,
-    /// Report of the engine that served the prompt; `None` if the prompt comes from a query.
+    /// Report of the engine that served the prompt on the number of cached blocks; `None` if the prompt comes from a
+    /// query.
     pub(crate) answered: Option<CacheReport>,
 }
 
@@ -50,22 +51,23 @@ counts! {
 
     /// Prompts whose block hashes were computed, to find blocks announced before the service started
     prompts,
-    /// Prompts skipped because too many were waiting
+    /// Prompts skipped because too many prompts waited for their block hashes to be computed
     prompts_dropped,
     /// Prompts skipped because they are for a LoRA adapter, whose block hashes cannot be computed
     prompts_lora,
-    /// Prompts queried by content hashes, from which nothing can be learnt, while tokens might have told something
+    /// Prompts queried by content hashes, from which nothing can be learnt, while tokens might have shown blocks'
+    /// contents
     prompts_hashed,
     /// Block hashes computed, to find blocks announced before the service started
     named_blocks,
     /// Blocks learnt that were announced before the service started
     blocks,
     // check_words: the text is the help of a metric
-    /// How often another block was already held under the hash of a block to be learnt; should be 0
+    /// How often another block was already held under the block hash of a block to be learnt; should be 0
     contrary,
-    /// Reports of how much of a prompt an engine had cached
+    /// Engines' answers that reported how much of their prompt was cached
     answers,
-    /// Reports of how much of a prompt an engine had cached, from which nothing could be learnt
+    /// Engines' answers that reported how much of their prompt was cached, but from which nothing could be learnt
     answers_unused,
 }
 
@@ -80,7 +82,7 @@ struct Contents<K> {
 pub struct PromptQueue<K> {
     contents: Mutex<Contents<K>>,
     news: Condvar,
-    /// True while a thread takes prompts from the queue.
+    /// True while a thread takes prompts from the queue; otherwise prompts are ignored.
     open: AtomicBool,
     pub(crate) counts: Counts,
     /// Processing time spent so far on computing prompts' block hashes and adding blocks to the index, in microseconds.
@@ -106,7 +108,7 @@ impl<K> std::fmt::Debug for PromptQueue<K> {
 }
 
 impl<K> PromptQueue<K> {
-    /// Opens the queue, because a thread now takes prompts from it. Before, prompts are ignored.
+    /// Opens the queue, because the adoption thread now takes prompts from it. Prompts added earlier are ignored.
     pub(crate) fn open(&self) {
         self.open.store(true, Relaxed);
     }
@@ -115,7 +117,7 @@ impl<K> PromptQueue<K> {
         self.open.load(Relaxed)
     }
 
-    /// Adds a prompt, or counts it as dropped if the queue is full.
+    /// Adds a prompt to the queue, or counts the prompt as dropped if the queue is full.
     pub(crate) fn leave(&self, prompt: Prompt<K>) {
         let mut contents = self.contents.lock();
         let tokens = contents.tokens + prompt.tokens.len();
@@ -140,7 +142,7 @@ impl<K> PromptQueue<K> {
         Some(std::mem::take(&mut contents.prompts))
     }
 
-    /// Waits for the duration `pause`, or until the queue is closed.
+    /// Makes the adoption thread pause for the duration `pause`, or until the queue is closed.
     pub(crate) fn rest(&self, pause: Duration) {
         self.news.wait_while_for(&mut self.contents.lock(), |contents| !contents.closed, pause);
     }

@@ -23,7 +23,7 @@ pub(crate) struct StreamHead {
     /// Mark (number and hash) of the last batch applied before the copy began. After loading, each rank continues with
     /// the batches after this one, or after the rank's own last batch if that is later.
     pub(crate) mark: Mark,
-    /// Number of the first batch applied since the held blocks were last cleared.
+    /// Number of the first batch applied since the stream's held blocks were last cleared.
     pub(crate) first: u64,
     pub(crate) partial: bool,
     /// Ranks named in batches, each with the rank under which its blocks are stored.
@@ -57,7 +57,7 @@ fn are_unknown(chunks: &[u32; 3]) -> bool {
 /// State of one rank in a snapshot, except for its blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RankHead {
-    /// Rank under which the blocks are stored.
+    /// Data-parallel rank under which the blocks are stored in the index.
     pub(crate) rank: u32,
     /// Number of the last batch that the rank's blocks include.
     pub(crate) seq: u64,
@@ -68,7 +68,8 @@ pub(crate) struct RankHead {
     pub(crate) several: bool,
     pub(crate) looks_ahead: bool,
     pub(crate) shows_salts: Option<bool>,
-    /// True if the engine has a connector (a plug-in for offloading KV) that announces clears of its own.
+    /// True if the engine has a connector (a plug-in that moves KV to host memory or other tiers) that announces clears
+    /// of its own tiers.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) clears_host: bool,
     /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device; 0 if unknown.
@@ -89,13 +90,13 @@ pub(crate) struct RankHead {
 pub(crate) struct UnnamedProofs {
     /// Block hashes proved to be held, each with the number of blocks removed after the proof.
     proofs: Vec<(u64, u32)>,
-    /// Block hashes of the last removed blocks, oldest first.
+    /// Block hashes of the blocks that the rank removed last, oldest first.
     removals: Vec<u64>,
 }
 
-/// Maximum number of removed block hashes saved per rank: up to 0.2 MB of JSON in a snapshot.
+/// Maximum number of removed blocks' hashes that are saved per rank: up to 0.2 MB of JSON in a snapshot.
 const MOST_REMOVALS: usize = 8192;
-/// Maximum number of proved block hashes saved per rank: up to 0.2 MB of JSON in a snapshot.
+/// Maximum number of hashes of blocks proved to be held that are saved per rank: up to 0.2 MB of JSON in a snapshot.
 const MOST_PROOFS: usize = 8192;
 /// Maximum number of block hashes with unknown contents, on tiers beyond the device, that are saved per rank.
 const MOST_UNDESCRIBED: usize = 8192;
@@ -152,7 +153,8 @@ impl RankHead {
 pub(crate) struct RankBlocks {
     pub(crate) held: RankCopy,
     pub(crate) salts: Vec<SaltedBlock>,
-    /// Block hashes of blocks known only from an engine's report of cached tokens; no batch has announced them since.
+    /// Block hashes of blocks that are known only from an engine's report of cached tokens, and that no batch has
+    /// announced since.
     pub(crate) answered: Vec<BlockHash>,
 }
 
@@ -237,14 +239,15 @@ impl SavedStream {
     }
 }
 
-/// Blocks of one rank, as copied out of the index by the stream's task.
+/// Copy of the blocks of one rank, made out of the index by the task of the rank's stream.
 pub(crate) struct CopiedRank {
     pub(crate) blocks: CopyDone,
     pub(crate) salts: Vec<SaltedBlock>,
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// Stream as copied out of the index by its task. Its ranks are in the same order as in its head.
+/// Copy of a stream, made out of the index by the stream's task. The ranks are in the same order as in the stream's
+/// head.
 pub(crate) struct CopiedStream {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<CopiedRank>,
@@ -272,7 +275,7 @@ impl CopyRequest {
 pub(crate) struct Copies(Mutex<Option<mpsc::Sender<CopyRequest>>>);
 
 impl Copies {
-    /// Returns the receiver of requests, for a task that begins to follow the stream.
+    /// Returns the receiver of requests for copies, for a task that begins to follow the stream.
     pub(crate) fn listen(&self) -> mpsc::Receiver<CopyRequest> {
         let (sender, receiver) = mpsc::channel(1);
         *self.0.lock() = Some(sender);

@@ -35,15 +35,15 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Batches applied.
+    /// Batches of KV events applied to the index.
     batches,
-    /// Bytes of the batches applied.
+    /// Bytes of the batches applied to the index.
     bytes,
-    /// Events applied.
+    /// KV events applied to the index.
     events,
-    /// Blocks stored.
+    /// Blocks stored, according to the events applied.
     stored_blocks,
-    /// Blocks removed.
+    /// Blocks removed, according to the events applied.
     removed_blocks,
     /// Events applied of a hybrid model's cache groups besides the indexed one.
     group_events,
@@ -51,7 +51,7 @@ counters! {
     group_blocks,
     /// Blocks stored with the content hash of other tokens seen shortly before: lookups by content hash cannot tell them apart.
     collisions,
-    /// Blocks in stores that were hit, not written: they have no more copies than before.
+    /// Blocks in stores that were hit, not written: the engine has no more copies of them than before.
     reused_blocks,
     /// Blocks in stores that were announced by their names alone, as vLLM's offloading does without `self_describing_kv_events`.
     named_blocks,
@@ -59,7 +59,7 @@ counters! {
     host_blocks,
     /// Blocks stored on local disks.
     disk_blocks,
-    /// Blocks stored elsewhere, in pools too.
+    /// Blocks stored on other tiers than device, host memory and local disks, in pools too.
     external_blocks,
     /// Stores whose extra keys have a digest of their adapter.
     adapter_digests,
@@ -67,9 +67,9 @@ counters! {
     unsure_keys,
     /// Stores that continue a block named 0 that the engine does not hold: their blocks do not count.
     zero_parents,
-    /// Clears announced by the engine.
+    /// Clears of an engine's cache that the engine has announced.
     clears,
-    /// Gaps: how often batches were missing.
+    /// Gaps: how often batches were missing between two received ones.
     gaps,
     /// Missing batches recovered by a replay or a late arrival.
     recovered_batches,
@@ -78,48 +78,48 @@ counters! {
     // check_words: the text is the help of a metric
     /// How often the stream's holdings were cleared because a gap could not be filled.
     resets,
-    /// Batches received twice.
+    /// Batches received a second time.
     duplicate_batches,
     /// Live batches that did not fit into the buffer; a replay recovers them.
     overflowed_batches,
-    /// Replays requested.
+    /// Replays of past batches requested from the engine.
     replays,
-    /// Replays that delivered nothing in time.
+    /// Replays in which the engine sent no batch in time.
     failed_replays,
-    /// Replays that started at a later batch than requested.
+    /// Replays that started at a later batch than the requested one.
     truncated_replays,
-    /// Connections re-established after a loss.
+    /// Connections to the engine re-established after a loss.
     reconnects,
-    /// Reconnections without a replay socket to verify that the engine has not restarted.
+    /// Reconnections to an engine without a replay socket, which would verify that the engine has not restarted.
     unverified_reconnects,
-    /// Connections of a publisher with the topic of one that was connected already.
+    /// Connections of a publisher with a topic for which another publisher was connected already.
     rivals,
     // check_words: the text is the help of a metric
-    /// How often batches of one connection contradicted each other, as if two engines published there.
+    /// How often batches of one connection contradicted each other, as if two engines published over the connection.
     contradictions,
     /// Batches left out because their topic is not the stream's.
     other_topic_batches,
     /// Messages that are not three frames with an eight-byte sequence number.
     malformed_messages,
-    /// Payloads that are not a valid batch.
+    /// Batches whose bytes cannot be decoded.
     undecodable_batches,
     /// Batches for a rank that another stream feeds, or beyond the 1,024 ranks of a stream.
     rank_conflicts,
     // check_words: the text is the help of a metric
     /// How often the stream's task failed and was restarted.
     task_restarts,
-    /// Messages of another relay that publishes the same engine, left out.
+    /// Messages left out because they come from another relay that publishes the same engine's stream.
     other_relays,
 }
 
-/// Outcome for a stream whose held blocks were restored from a snapshot.
+/// Outcome, for a stream, of restoring its held blocks from a snapshot.
 #[derive(Debug, Clone, Copy)]
 pub struct SnapshotOutcome {
     /// Kind of the snapshot's origin: `disk`, `peer` (another service) or `store` (the NATS object store).
     pub kind: &'static str,
     /// Time at which the snapshot was made, in seconds since 1970.
     pub created: f64,
-    /// Number of restored blocks, over all ranks.
+    /// Number of blocks restored from the snapshot, over all ranks.
     pub blocks: u64,
     /// Outcome of the proof that the restored blocks are still held; `None` while the engine has not answered.
     pub outcome: Option<Outcome>,
@@ -148,7 +148,7 @@ pub struct StreamStatus {
     pub partial: AtomicBool,
     /// True if the engine, after a reconnection, is taken to be the same as before only because of a sequence number.
     pub unverified: AtomicBool,
-    /// True if matched depths are only upper bounds, as for some hybrid models.
+    /// True if matched depths (numbers of a prompt's leading blocks) are only upper bounds, as for some hybrid models.
     pub upper_bound: AtomicBool,
     /// True if the engine does not announce which blocks have a cache salt.
     pub no_salts: AtomicBool,
@@ -160,7 +160,7 @@ pub struct StreamStatus {
     heard: AtomicU64,
     lag: AtomicU64,
     lag_max: AtomicU64,
-    /// Number of batches in the buffer that wait for missing earlier ones.
+    /// Number of batches that wait in the buffer because earlier batches are missing.
     pub buffered: AtomicU64,
     /// Number of blocks on tiers beyond the device that were announced by block hash alone and whose contents are
     /// unknown.
@@ -176,7 +176,7 @@ pub struct StreamStatus {
     /// Number of refused blocks of the size `other_size`.
     other_size_blocks: AtomicU64,
     errors: Mutex<Errors>,
-    /// Outcome for held blocks restored from a snapshot; `None` if no snapshot had blocks of the stream.
+    /// Outcome of restoring the held blocks from a snapshot; `None` if no snapshot had blocks of the stream.
     snapshot: Mutex<Option<SnapshotOutcome>>,
     /// True if the stream currently has an error.
     failing: AtomicBool,
@@ -232,8 +232,8 @@ impl StreamStatus {
         self.trusted.load(Relaxed)
     }
 
-    /// True if the stream's first replay has finished or was given up, so that the stream no longer keeps the service
-    /// from being ready.
+    /// True if the stream's first replay (past batches that the engine resends) has finished or was given up, so that
+    /// the stream no longer keeps the service from being ready.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.settled.load(Relaxed)
@@ -371,7 +371,7 @@ impl StreamStatus {
         self.limit.store(limit.map_or(NO_LIMIT, |limit| limit as u8), Relaxed);
     }
 
-    /// Returns the description of the current error; `None` if there is none.
+    /// Returns the description of the stream's current error; `None` if there is none.
     #[must_use]
     pub fn last_error(&self) -> Option<String> {
         Some(self.errors().last.as_ref()?.0.clone())
@@ -391,7 +391,7 @@ impl StreamStatus {
         self.failing.store(true, Relaxed);
     }
 
-    /// Ends the current error, if any.
+    /// Ends the stream's current error, if there is one.
     pub(crate) fn recover(&self) {
         if self.failing.load(Relaxed) && self.failing.swap(false, Relaxed) {
             let mut errors = self.errors();
@@ -399,7 +399,7 @@ impl StreamStatus {
         }
     }
 
-    /// True if there is a current error, which [`recover`](Self::recover) would end.
+    /// True if the stream has a current error, which [`recover`](Self::recover) would end.
     pub(crate) fn is_failing(&self) -> bool {
         self.failing.load(Relaxed)
     }
@@ -413,7 +413,8 @@ impl StreamStatus {
         self.gone.store(gone, Relaxed);
     }
 
-    /// Returns the outcome for held blocks restored from a snapshot; `None` if no snapshot had blocks of the stream.
+    /// Returns the outcome of restoring the held blocks from a snapshot; `None` if no snapshot had blocks of the
+    /// stream.
     #[must_use]
     pub fn from_snapshot(&self) -> Option<SnapshotOutcome> {
         *self.snapshot.lock()

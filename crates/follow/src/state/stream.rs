@@ -79,7 +79,8 @@ impl Stream {
         self.ranks.lock().contains(&rank)
     }
 
-    /// Adds a rank to the ranks whose blocks the stream supplies. Returns false if there are too many already.
+    /// Adds a rank to the ranks whose blocks the stream supplies. Returns false if the stream has the maximum number of
+    /// ranks already.
     pub(super) fn feed(&self, rank: u32) -> bool {
         let mut ranks = self.ranks.lock();
         let room = ranks.len() < MOST_RANKS;
@@ -212,7 +213,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Checks that the values of the registration are valid.
+    /// Checks that the values of the registration are valid, such as its names and its block size.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.block_size == 0 {
             let message = "block_size must be at least 1, got 0: it is the engine's number of tokens in a block";
@@ -232,7 +233,7 @@ impl Registration {
         self.names.as_ref().map_or(Ok(()), ModelNames::check)
     }
 
-    /// Checks that another registration of the same rank is equal.
+    /// Checks that another registration of the same rank has the same values as this one.
     pub(crate) fn check_same(&self, other: &Self) -> Result<(), Error> {
         let said = |it: &Self| {
             (it.endpoint.clone(), it.replay_endpoint.clone(), it.topic.clone(), it.count_copies, it.host_chunk)

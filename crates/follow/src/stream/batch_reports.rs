@@ -25,7 +25,7 @@ pub(super) struct PendingCounts {
 }
 
 impl PendingCounts {
-    /// Adds the counts to the stream's status, and resets them to zero.
+    /// Adds the counts of the latest batches to the stream's status, and resets the counts to zero.
     pub(super) fn tell(&mut self, status: &StreamStatus, shared: &SharedCounts) {
         let Self { batches, bytes, tally, timestamps } = self;
         if *batches == 0 {
@@ -72,7 +72,8 @@ fn unix_now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(f64::NAN, |now| now.as_secs_f64())
 }
 
-/// Computes the time since an engine's timestamp; `None` if the difference of the clocks is not plausible.
+/// Computes the time since an engine's timestamp; `None` if the timestamp differs from `now` by more than clocks may
+/// plausibly differ.
 fn lag(now: f64, timestamp: f64) -> Option<Duration> {
     let lag = now - timestamp;
     (lag.abs() < PLAUSIBLE).then(|| Duration::from_secs_f64(lag.max(0.0)))
@@ -82,11 +83,11 @@ fn lag(now: f64, timestamp: f64) -> Option<Duration> {
 #[derive(Debug, Default)]
 pub(super) struct LoggedWarnings {
     unknown_events: bool,
-    /// True if the warning about parent blocks with the block hash 0 was logged.
+    /// True if the warning about stored blocks whose parent has the block hash 0 was logged.
     parents: bool,
     /// True if the warning about batches with another topic was logged.
     topics: bool,
-    /// True if the warning about blocks of another size was logged.
+    /// True if the warning about blocks of another size than the index's was logged.
     sizes: bool,
 }
 
@@ -110,9 +111,9 @@ impl Holdings {
         );
     }
 
-    /// Reports a batch that is skipped because its topic differs from the stream's. This is normal if several engines
-    /// publish at one address. If no batch with the stream's topic has been received, the registered topic is probably
-    /// wrong.
+    /// Reports a batch that is skipped because its topic, `its`, differs from the stream's. This is normal if several
+    /// engines publish at one address. If no batch with the stream's topic has been received, the registered topic is
+    /// probably wrong.
     pub(crate) fn note_other_topic(&mut self, its: &[u8]) {
         let (status, topic) = (&self.stream.status, &self.stream.registration.topic);
         if self.warned.topics || self.pending.batches > 0 || status.counters.batches.load(Relaxed) > 0 {

@@ -26,8 +26,8 @@ use crate::state::{CopiedRank, CopiedStream, CopyRequest, RankHead, StreamHead, 
 use kvatlas_stream::machine::Machine;
 use kvatlas_stream::{Mark, Skip};
 
-/// Time for which steps are made in a row before a pause. Each step takes the index's lock for a fraction of this time;
-/// shorter turns would be lost to the coarse resolution of timers.
+/// Time for which copying steps are made in a row before a pause. Each step takes the index's lock for a fraction of
+/// this time; shorter series would be lost to the coarse resolution of timers.
 const TURN: Duration = Duration::from_micros(800);
 /// Pause between two series of copying steps, in which other threads can change the index, and the stream's batches are
 /// applied.
@@ -42,7 +42,7 @@ const PIECE: usize = 96 << 10;
 /// Maximum number of blocks that one published change removes because they are known only from engines' reports of
 /// cached tokens.
 const ANSWERED: usize = 1 << 14;
-/// Wait before a permit to make a copy is requested again.
+/// Wait before a permit to copy a stream's blocks is requested again.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Position of a stream, in batches of its engine or in messages of the NATS log.
@@ -76,7 +76,8 @@ impl<P: AsRef<[u8]>> Moment for Machine<P> {
 
 /// Destination for a copy of a stream's held blocks: a snapshot or the NATS log.
 pub(super) trait CopySink: Sized {
-    /// Begins a copy, or restarts it after the held blocks were cleared. Returns a wait if the copy cannot begin yet.
+    /// Begins a copy of a stream's held blocks, or restarts it after these blocks were cleared. Returns a wait if the
+    /// copy cannot begin yet.
     ///
     /// # Errors
     /// The reason why the stream cannot be copied.
@@ -95,10 +96,10 @@ pub(super) trait CopySink: Sized {
         rules: &impl Moment,
     ) -> Result<(), Skip>;
 
-    /// Ends the copy, successfully or with the reason of its failure.
+    /// Ends the copy. `copied`: success, or the reason why the copy failed.
     fn end(self, copied: Result<(), Skip>, holdings: &Holdings, rules: &impl Moment);
 
-    /// True if the requester of the copy no longer wants it.
+    /// True if the requester of the copy has stopped waiting for it.
     fn is_given_up(&self) -> bool {
         false
     }
@@ -108,7 +109,7 @@ pub(super) trait CopySink: Sized {
 pub(super) struct Copier<S> {
     sink: S,
     progress: Option<CopyProgress>,
-    /// Time at which the copy is to be continued.
+    /// Time at which the copy of the stream's blocks is to be continued.
     due: Instant,
 }
 
@@ -130,7 +131,8 @@ impl<S: CopySink> Copier<S> {
         self.due
     }
 
-    /// Continues the copy, if it is time to. Returns `None` once the copy has ended.
+    /// Continues the copy of the stream's blocks if the time for its next step has come. Returns `None` once the copy
+    /// has ended.
     pub(super) fn step(mut self, holdings: &mut Holdings, rules: &impl Moment) -> Option<Self> {
         if Instant::now() < self.due {
             return Some(self);

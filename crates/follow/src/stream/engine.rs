@@ -19,7 +19,7 @@ use super::transport::{Transport, TransportEvent};
 use crate::context::StreamContext;
 use crate::state::{Counters, Keyspace, SnapshotOutcome, State, Stream, StreamStatus};
 
-/// Error message for a stream to which a second publisher has connected.
+/// Error message for a stream to which a second publisher with the same topic has connected.
 const RIVAL: &str = "two publishers with this topic are connected: the second one is not read before the first is gone, \
                      and the stream is not trusted until then, or until the replay socket has shown that the first is the engine";
 
@@ -99,11 +99,12 @@ impl<T: Transport> StreamSource for EngineSource<T> {
     }
 }
 
-/// Executor of the stream machine's actions, on the held blocks and on the sockets.
+/// Executor of the actions that the stream machine (the rules for a stream's batches) decides on. Acts on the held
+/// blocks and on the engine's sockets.
 struct EngineActions<'a, T> {
     holdings: &'a mut Holdings,
     transport: &'a mut T,
-    /// True if the machine has taken any action other than applying a batch.
+    /// True if the stream machine (the rules for a stream's batches) has taken any action other than applying a batch.
     acted: bool,
 }
 
@@ -135,7 +136,8 @@ impl<T: Transport> Effects<T::Payload> for EngineActions<'_, T> {
     }
 }
 
-/// Passes an event of the sockets to the stream machine, or records it in the stream's status.
+/// Passes an event of the engine's sockets to the stream machine (the rules for a stream's batches), or records the
+/// event in the stream's status.
 fn take_in<T: Transport>(
     event: TransportEvent<T::Payload>,
     now: Duration,
@@ -228,7 +230,8 @@ pub(super) fn is_news<P: AsRef<[u8]>>(status: &StreamStatus, machine: &Machine<P
         || recovers()
 }
 
-/// Updates the stream's status from the stream machine. `speaks` is true if the last event shows that the engine works.
+/// Updates the stream's status from the stream machine (the rules for a stream's batches). `speaks` is true if the last
+/// event shows that the engine works.
 pub(super) fn report<P: AsRef<[u8]>>(
     holdings: &mut Holdings,
     context: &StreamContext,
@@ -269,8 +272,8 @@ pub(super) fn report<P: AsRef<[u8]>>(
     }
 }
 
-/// Sets flags of the stream's status. If any flag has changed, updates the known doubts about the stream, which queries
-/// read.
+/// Sets flags of the stream's status. If any flag has changed, updates the doubts about the stream (such as lost
+/// batches) that queries read.
 pub(super) fn set_flags<const N: usize>(keyspace: &Keyspace, stream: &Stream, flags: [(&AtomicBool, bool); N]) {
     let mut changed = false;
     for (flag, is_set) in flags {
@@ -323,8 +326,8 @@ fn log_changes<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: Sta
     }
 }
 
-/// Returns the initial counts for a new stream machine. They are taken from the stream's status, which is kept if the
-/// task panics.
+/// Returns the initial counts for a new stream machine (the rules for a stream's batches). The counts are taken from
+/// the stream's status, which is kept if the task panics.
 pub(super) fn counts(status: &StreamStatus) -> Counts {
     let mut counts = Counts { epochs: status.epoch.load(Relaxed), ..Counts::default() };
     for (counter, count) in pairs(&status.counters, &mut counts) {

@@ -44,13 +44,14 @@ pub(crate) struct Holdings {
     pub(super) limits: BlockLimits,
     /// Hashing schemes by which the engine may compute block hashes.
     pub(super) schemes: Arc<[Scheme]>,
-    /// Record of the warnings that have been logged.
+    /// Record of the warnings that have been logged for the stream.
     pub(super) warned: LoggedWarnings,
     /// Number of blocks cleared since the last log line.
     pub(super) forgotten: u64,
     /// Number of times that the held blocks were cleared.
     pub(super) clears: u64,
-    /// Number of the last batch included in blocks restored from a snapshot, by the rank under which blocks are stored.
+    /// Number of the last batch included in the blocks restored from a snapshot, by the rank under which blocks are
+    /// stored.
     pub(super) had: HashMap<u32, u64>,
     /// Dictionary (block hashes with their contents) of blocks restored from a snapshot, kept until they are proved to
     /// be still held, or dropped.
@@ -252,7 +253,7 @@ impl Holdings {
     }
 
     /// Counts a batch of `bytes` bytes. Returns false if the batch must be skipped because the stream has reached a
-    /// limit.
+    /// limit on its blocks.
     fn takes(&mut self, bytes: usize) -> bool {
         self.pending.batches += 1;
         self.pending.bytes += bytes as u64;
@@ -267,7 +268,7 @@ impl Holdings {
         (!is_included).then_some(rank)
     }
 
-    /// Clears the held blocks if they exceed a limit, after `stored` further blocks were stored.
+    /// Clears the stream's held blocks if they exceed a limit, after `stored` further blocks were stored.
     fn enforce_limits(&mut self, stored: u64) {
         if let Some(limit) = self.limits.add(stored, &self.keyspace, &self.stream) {
             self.clear();
@@ -283,7 +284,7 @@ impl Holdings {
         }
     }
 
-    /// Adds the counts of the batches applied since the last call to the stream's status.
+    /// Adds the counts of the batches applied since the last call of this function to the stream's status.
     pub(crate) fn tell(&mut self) {
         let status = &self.stream.status;
         if std::mem::take(&mut self.heard) {
@@ -386,7 +387,7 @@ impl Holdings {
         self.readers.get_mut(&rank)?.recorder()
     }
 
-    /// True if storing `blocks` further blocks exceeds a limit.
+    /// True if storing `blocks` further blocks exceeds a limit on the stream's blocks.
     pub(super) fn is_over_limits(&mut self, blocks: u64) -> bool {
         self.limits.add(blocks, &self.keyspace, &self.stream).is_some()
     }
@@ -396,12 +397,12 @@ impl Holdings {
         self.limits.most_of_rank()
     }
 
-    /// Returns the number of blocks cleared since the last call.
+    /// Returns the number of blocks cleared since the last call of this function.
     pub(crate) fn take_forgotten(&mut self) -> u64 {
         std::mem::take(&mut self.forgotten)
     }
 
-    /// Counts the blocks held by all ranks of the stream. This is slow, so it is done only before a clear.
+    /// Counts the blocks held by all ranks of the stream. The count is slow, and therefore made only before a clear.
     fn held(&self) -> u64 {
         if self.seen.is_empty() {
             return 0;

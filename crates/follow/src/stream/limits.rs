@@ -123,7 +123,7 @@ impl ClaimedRanks {
         rank
     }
 
-    /// True if blocks of several ranks named in batches are stored under one rank, `rank`.
+    /// True if the blocks of several ranks that batches name are stored under the one rank `rank`.
     pub(super) fn is_shared(&self, rank: u32, registered: u32) -> bool {
         if self.by_announced.is_empty() {
             return false;
@@ -133,16 +133,16 @@ impl ClaimedRanks {
         claimed + usize::from(is_registered && self.plain) > 1 || is_registered && self.by_announced.len() >= MOST_RANKS
     }
 
-    /// Returns the ranks named in batches, each with the rank under which its blocks are stored, and true if any batch
-    /// named the registered rank or none. Used for snapshots.
+    /// Returns two values for a snapshot: the ranks named in batches, each with the rank under which its blocks are
+    /// stored; and true if any batch named the registered rank or none.
     pub(super) fn saved(&self) -> (Vec<(u32, u32)>, bool) {
         let mut claimed: Vec<_> = self.by_announced.iter().map(|(announced, stored)| (*announced, *stored)).collect();
         claimed.sort_unstable();
         (claimed, self.plain)
     }
 
-    /// Restores the assignment of ranks from a snapshot. Returns false if another stream supplies the blocks of one of
-    /// these ranks.
+    /// Restores, from a snapshot, the assignment of ranks named in batches to the ranks under which blocks are stored.
+    /// Returns false if another stream supplies the blocks of one of these ranks.
     pub(super) fn restore(
         &mut self,
         keyspace: &Keyspace,

@@ -39,7 +39,7 @@ use crate::context::StreamContext;
 use crate::relay::Subject;
 use crate::state::{Keyspace, Stream};
 
-/// Handle of the task that follows a stream.
+/// Handle of the task that follows a stream, by which the task can be ended.
 pub(crate) struct StreamHandle {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,

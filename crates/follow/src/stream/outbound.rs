@@ -19,17 +19,18 @@ use crate::context::StreamContext;
 use crate::endpoint::Endpoint;
 
 enum LiveStage {
-    /// The pause before the next attempt is not over, or the host name has not been resolved yet.
+    /// The pause before the next attempt to connect is not over, or the host name has not been resolved yet.
     Pause,
     Connecting(ConnectAttempt),
     Up(Box<Connection>),
 }
 
-/// Live connection to an engine that listens for subscribers.
+/// Live connection to an engine that listens for subscribers: the connection over which the engine's new batches
+/// arrive.
 pub(crate) struct OutboundStream {
     stage: LiveStage,
     address: Address,
-    /// Address to which the engine's host name was last resolved; `None` before the first time.
+    /// Address to which the engine's host name was last resolved; `None` before the first resolution.
     at: Option<String>,
     topic: String,
     topics: LiveTopics,
@@ -54,12 +55,13 @@ impl OutboundStream {
         }
     }
 
-    /// Returns the endpoint, and the address to which it was last resolved; `None` before the first time.
+    /// Returns the engine's endpoint, and the address to which it was last resolved; `None` before the first
+    /// resolution.
     pub(super) fn place(&self) -> Option<(&Address, &str)> {
         self.at.as_deref().map(|at| (&self.address, at))
     }
 
-    /// Closes the connection, and connects again without a pause.
+    /// Closes the connection to the engine, and connects again without a pause.
     pub(super) fn reconnect(&mut self) {
         self.stage = LiveStage::Pause;
         self.topics = LiveTopics::default();
@@ -103,8 +105,8 @@ impl OutboundStream {
         }
     }
 
-    /// Ends the attempt to connect or the connection, and starts the pause before the next attempt. Returns the event
-    /// that reports the end.
+    /// Ends the connection, or the attempt to connect, for the reason `why`, and starts the pause before the next
+    /// attempt. Returns the event that reports the end.
     fn end(&mut self, why: String) -> TransportEvent<Vec<u8>> {
         let was_open = matches!(&self.stage, LiveStage::Up(connection) if connection.is_open());
         self.stage = LiveStage::Pause;
@@ -116,7 +118,7 @@ impl OutboundStream {
 }
 
 enum ReplayStage {
-    /// No replay was requested, or the pause before the next attempt is not over.
+    /// No replay was requested, or the pause before the next attempt to connect is not over.
     Closed,
     Connecting(ConnectAttempt),
     Up(Box<Connection>),
@@ -133,7 +135,7 @@ pub(super) struct Replay {
     /// Sequence number of the first batch in a replay request that has not been sent yet; `None` if there is no request
     /// to send.
     question: Option<u64>,
-    /// Timer for the next attempt to connect.
+    /// Timer for the next attempt to connect to the replay socket.
     timer: Pin<Box<Sleep>>,
     pause: Duration,
 }
@@ -218,7 +220,8 @@ impl Replay {
         }
     }
 
-    /// Ends the connection. A request that was already sent is not sent again; it fails at its deadline.
+    /// Ends the replay connection for the reason `why`, and returns the event that reports the end. A request that was
+    /// already sent is not sent again; it fails at its deadline.
     fn end(&mut self, why: String) -> TransportEvent<Vec<u8>> {
         self.stage = ReplayStage::Closed;
         self.topics = ReplayTopics::default();

@@ -28,7 +28,7 @@ use super::transport::TransportEvent;
 
 /// Maximum number of topics and addresses that are logged, each once.
 const MOST_NAMED: usize = 1000;
-/// Pause after a failure to accept a connection.
+/// Pause after a failure to accept an engine's connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Port and topic that identify a [`Route`], by which an engine's connections reach their stream.
@@ -37,7 +37,7 @@ type Name = (u16, Box<[u8]>);
 /// Connections of engines to the service, and the routes by which they are passed to their streams.
 #[derive(Debug)]
 pub(crate) struct Publishers {
-    /// Semaphore that limits the number of connections.
+    /// Semaphore that limits the number of engines' connections to the service.
     places: Arc<Semaphore>,
     most: usize,
     ports: Mutex<BTreeSet<u16>>,
@@ -66,7 +66,7 @@ impl Route {
         &self.name.1
     }
 
-    /// Returns the next new connection with this port and topic.
+    /// Returns the next new connection with the port and topic of this route.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Connection> {
         match self.receiver.poll_recv(cx) {
             Poll::Ready(Some(connection)) => Poll::Ready(connection),
@@ -235,10 +235,10 @@ const BATCHES: usize = 1024;
 /// Maximum total size, in bytes, of the batches kept for each waiting connection; the newest are kept.
 const BYTES: usize = 4 << 20;
 
-/// Connection that waits until the stream's first connection is closed.
+/// Further connection of a stream, which waits until the stream's first connection is closed.
 struct Rival {
     connection: Connection,
-    /// Events of the connection so far, each with its size in bytes.
+    /// Events that the waiting connection has delivered so far, each with its size in bytes.
     brought: VecDeque<(TransportEvent<Vec<u8>>, usize)>,
     bytes: usize,
 }
@@ -257,9 +257,9 @@ impl Rival {
 pub(super) struct InboundStream {
     route: Route,
     first: Option<Connection>,
-    /// Waiting connections, in the order of their arrival.
+    /// Further connections of the stream that wait for the first one to close, in the order of their arrival.
     rivals: VecDeque<Rival>,
-    /// Queued events, to be returned before new ones are read.
+    /// Events of the stream's connection that are returned before new ones are read.
     next: VecDeque<TransportEvent<Vec<u8>>>,
 }
 
@@ -268,7 +268,8 @@ impl InboundStream {
         Self { route, first: None, rivals: VecDeque::new(), next: VecDeque::new() }
     }
 
-    /// Closes the connection that is read, whose publisher then connects again. A waiting connection takes its place.
+    /// Closes the connection that is read, whose publisher then connects again. Another connection that waits replaces
+    /// it.
     pub(super) fn reconnect(&mut self) {
         self.next.clear();
         self.first = None;
@@ -331,7 +332,7 @@ impl InboundStream {
         TransportEvent::Rival(from)
     }
 
-    /// Replaces the connection that was read, which is closed, by the one that has waited longest.
+    /// Closes the connection that was read, and reads from the connection that has waited longest.
     fn succeed(&mut self) {
         let Some(Rival { connection, brought, .. }) = self.rivals.pop_front() else { return };
         self.first = Some(connection);

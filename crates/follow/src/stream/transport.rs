@@ -14,14 +14,14 @@ use crate::state::Registration;
 /// Event of a stream's sockets.
 #[derive(Debug)]
 pub(crate) enum TransportEvent<P> {
-    /// The live socket is connected and subscribed.
+    /// The live socket, over which new batches arrive, is connected and subscribed.
     Connected,
     /// The live socket has lost its connection, for the given reason.
     Disconnected(String),
     /// Another publisher with the same topic has connected from the given address. It is not read while the first one
     /// is connected.
     Rival(String),
-    /// All publishers but one have disconnected.
+    /// Only one publisher with the stream's topic is still connected.
     Alone,
     /// A socket could not connect, for the given reason; another attempt will follow.
     Unreachable(String),

@@ -24,7 +24,7 @@ struct Turn<'a> {
     content: &'a RawValue,
 }
 
-/// A content block of a message.
+/// A content block of a message of `POST /v1/messages`.
 #[derive(Deserialize)]
 struct Block<'a> {
     #[serde(borrow, rename = "type")]
@@ -250,7 +250,7 @@ fn sglang_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Resu
     Ok(())
 }
 
-/// Blocks of a tool result whose content is a list.
+/// Parses the blocks of a tool result whose content is a list.
 fn items(content: Option<&RawValue>) -> Result<Vec<Block<'_>>, PromptFailure> {
     match content.filter(|raw| is_there(Some(raw))) {
         Some(raw) => {
@@ -275,8 +275,8 @@ fn used(block: &Block<'_>, dialect: Dialect) -> Result<Value, PromptFailure> {
     Ok(dialect.call(&call, &function))
 }
 
-/// Text of a tool result that stands in a message of another role than user. A list has no text: engines write it as
-/// Python's `repr`, which is not reproduced.
+/// Returns the text of a tool result in a message whose role is not user. A list of blocks has no text: engines write
+/// it as Python's `repr`, which is not reproduced.
 fn tool_text<'a>(block: &Block<'a>) -> Result<Cow<'a, str>, PromptFailure> {
     let text = match block.content.filter(|raw| is_there(Some(raw))) {
         Some(raw) => string(raw.get()).ok_or(PromptFailure::OtherItem)?,
@@ -285,12 +285,12 @@ fn tool_text<'a>(block: &Block<'a>) -> Result<Cow<'a, str>, PromptFailure> {
     Ok(format!("Tool result: {text}").into())
 }
 
-/// Texts of the text blocks in a list of blocks.
+/// Returns the texts of the text blocks in a JSON list of content blocks.
 fn texts(raw: &RawValue) -> Result<Vec<Cow<'_, str>>, PromptFailure> {
     Ok(items(Some(raw))?.into_iter().filter(|block| block.kind == "text").filter_map(|block| block.text).collect())
 }
 
-/// Text of a system message after the first; `None` if the engine drops all of the message.
+/// Returns the text of a system message after the first one; `None` if the engine drops all of the message.
 fn inline_system(content: &RawValue, dialect: Dialect) -> Result<Option<Cow<'_, str>>, PromptFailure> {
     let texts = match string(content.get()) {
         Some(text) => vec![text],

@@ -23,7 +23,7 @@ use crate::request::{Parts, is_there, read};
 pub(crate) struct ConvertedChat<'a> {
     /// System message that the request has outside its list of messages.
     pub(crate) first: Option<Message<'a>>,
-    /// Messages made from the request's list.
+    /// Messages made from the list of messages in the request.
     pub(crate) messages: Vec<Message<'a>>,
     /// For each item of the request's list: the offset of its end, in bytes, and the number of messages made from all
     /// items so far.
@@ -51,7 +51,7 @@ fn of_text<'a>(role: impl Into<Cow<'a, str>>, text: Cow<'a, str>) -> Message<'a>
     Message { role: role.into(), content: vec![Part::Text(text)], ..Message::default() }
 }
 
-/// A function call in the form for templates.
+/// Makes a function call of the assistant, in the form in which chat templates expect it.
 fn call(id: Option<Value>, function: Value) -> Value {
     object([("id", id.unwrap_or(Value::from(()))), ("function", function), ("type", "function".into())])
 }
@@ -59,7 +59,7 @@ fn call(id: Option<Value>, function: Value) -> Value {
 /// Fields of a function definition that vLLM passes to chat templates, in vLLM's order.
 const FIELDS: [&str; 5] = ["name", "description", "parameters", "strict", "defer_loading"];
 
-/// Fields of a function definition in the order in which SGLang appends those that a request lacks.
+/// Fields of a function definition, in the order in which SGLang appends those fields that a request lacks.
 const SGLANG_FIELDS: [&str; 5] = ["description", "name", "parameters", "strict", "defer_loading"];
 
 /// Tools of a request as values for chat templates: objects with `type` and `function`. Fields that the engine does not
@@ -156,7 +156,7 @@ fn of_chat(tool: &Value, dialect: Dialect) -> Result<Value, PromptFailure> {
     kept(&function, &order.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Copy of a function definition with only the fields `names`. A missing description or missing parameters become null;
+/// Copies a function definition with only the fields `names`. A missing description or missing parameters become null;
 /// other missing fields stay missing.
 fn kept(function: &Value, names: &[&str]) -> Result<Value, PromptFailure> {
     present(function, "name").ok_or(PromptFailure::BadMessages)?;
@@ -167,7 +167,7 @@ fn kept(function: &Value, names: &[&str]) -> Result<Value, PromptFailure> {
     Ok(Value::from_pairs(fields.collect::<Vec<_>>()))
 }
 
-/// Value of a field that exists and is not null; else `None`.
+/// Returns the value of a field of a map; `None` if the field is missing or null.
 fn present(map: &Value, name: &str) -> Option<Value> {
     field(map, name).filter(|value| !value.is_none())
 }

@@ -91,7 +91,7 @@ pub(crate) fn from_responses<'a>(
     Ok(made)
 }
 
-/// True if an item is an assistant's unfinished message that the answer continues.
+/// True if an item is an assistant's unfinished message, which the model's answer continues.
 fn is_begun(item: &Item<'_>) -> bool {
     matches!(item.kind.as_deref(), None | Some("message" | "reasoning"))
         && matches!(item.status.as_deref(), Some("in_progress" | "incomplete"))
@@ -185,7 +185,8 @@ fn thoughts(raw: Option<&RawValue>) -> Vec<Option<Cow<'_, str>>> {
     all.map(|all| all.0).unwrap_or_default().into_iter().map(|thought| thought.text).collect()
 }
 
-/// Function call with its fields in the order of the dialect's engine. vLLM keeps the given order.
+/// Makes a function call with its fields in the order of the engine of the dialect `dialect`. vLLM keeps the given
+/// order.
 fn called(id: Option<Value>, name: Value, arguments: Value, dialect: Dialect) -> Value {
     let function = object([("name", name), ("arguments", arguments)]);
     let call = call(id, function.clone());
@@ -267,7 +268,8 @@ fn sglang<'a>(
     Ok(())
 }
 
-/// Puts a label before the text of a developer's message, since templates know only the role `system`.
+/// Puts a label before the text of a message with the role `developer`, since chat templates know only the role
+/// `system`.
 fn labelled(message: &mut Message<'_>) {
     const LABEL: &str = "Developer instructions:";
     let first = message.content.iter_mut().find_map(|part| match part {
@@ -307,7 +309,7 @@ fn join<'a>(last: &mut Message<'a>, made: Message<'a>) {
     };
 }
 
-/// Moves all system messages to the top, joined to one.
+/// Moves all system messages of a chat to the top, joined to one message.
 fn with_system_first(messages: Vec<Message<'_>>) -> Vec<Message<'_>> {
     let (systems, others): (Vec<_>, Vec<_>) = messages.into_iter().partition(|message| message.role == "system");
     let texts: Vec<_> = systems.iter().flat_map(|message| &message.content).filter_map(Part::text).collect();

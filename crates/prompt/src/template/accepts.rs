@@ -31,12 +31,12 @@ pub(super) fn wants_parts(source: &str) -> Result<bool, Error> {
     Ok(found.loops.iter().any(|(_, over)| reads(over, &contents, None) || reads(over, &messages, Some("content"))))
 }
 
-/// Loops and assignments found in a template.
+/// Loops and assignments found in the source of a chat template.
 #[derive(Default)]
 struct Bindings<'t, 's> {
-    /// Loops: the loop variable, and the expression looped over.
+    /// Loops in the template: the loop variable, and the expression looped over.
     loops: Vec<(&'t Expr<'s>, &'t Expr<'s>)>,
-    /// Assignments: the variable, and the assigned value.
+    /// Assignments in the template: the variable, and the assigned value.
     sets: Vec<(&'t Expr<'s>, &'t Expr<'s>)>,
 }
 
@@ -73,8 +73,8 @@ impl<'t, 's> Bindings<'t, 's> {
         }
     }
 
-    /// The variables `names`, and all variables assigned from one of them or from the content of one of the variables
-    /// `owners`.
+    /// Returns the variables `names`, and all variables assigned from one of them or from the content of one of the
+    /// variables `owners`.
     fn names_for(&self, mut names: HashSet<&'s str>, owners: Option<&HashSet<&'s str>>) -> HashSet<&'s str> {
         loop {
             let before = names.len();

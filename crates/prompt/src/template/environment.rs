@@ -54,7 +54,7 @@ impl Clock {
     }
 }
 
-/// Creates an environment for rendering, without templates.
+/// Creates an environment for rendering chat templates, with functions and filters but without a template.
 pub(super) fn environment(clock: Clock) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(FUEL[0]));
@@ -108,7 +108,7 @@ fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, E
     json.dump(value).ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "this is not JSON serializable"))
 }
 
-/// Indentation of one level, given as a number of spaces or as a string.
+/// Returns the indentation of one level of JSON, given in a template as a number of spaces or as a string.
 fn indentation(indent: &Value) -> Result<String, Error> {
     if let Some(text) = indent.as_str().filter(|text| text.len() <= WIDEST) {
         return Ok(text.to_owned());
@@ -123,14 +123,14 @@ fn indentation(indent: &Value) -> Result<String, Error> {
     Ok(" ".repeat(spaces))
 }
 
-/// Argument of a call, by name or position; `None` if missing.
+/// Returns an argument of a call in a template, by name or by position; `None` if the argument is missing.
 fn named(args: &Rest<Value>, kwargs: &Kwargs, place: usize, name: &str) -> Result<Option<Value>, Error> {
     Ok(kwargs.get::<Option<Value>>(name)?.or_else(|| args.get(place).cloned()))
 }
 
-/// Maximum width of an indentation, in bytes.
+/// Maximum width of an indentation that a template asks for in JSON, in bytes.
 const WIDEST: usize = 64;
-/// Maximum number of digits in the width of a field in a format.
+/// Maximum number of digits in the width of a field in a format string of a template.
 const LONGEST_WIDTH: usize = 4;
 
 /// Memory counted for an item of a list made by a template, in bytes, including a short text.

@@ -14,14 +14,14 @@ use minijinja::machinery::parse;
 /// Template functions whose result depends only on their arguments.
 const PURE: [&str; 4] = ["raise_exception", "range", "dict", "namespace"];
 
-/// True if a template writes each message independently.
+/// True if a template writes each message independently of all others except its neighbours.
 pub(super) fn is_local(source: &str) -> Result<bool, Error> {
     let template = parse(source, "chat", super::syntax::syntax())?;
     let mut reader = Reader { place: Place::Around, over: false, within: false, captured: false };
     Ok(reader.statement(&template) && reader.over)
 }
 
-/// Innermost loop around a position in a template.
+/// Innermost loop around a position in a template's source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// No loop: the position is outside of all loops.
@@ -218,7 +218,7 @@ fn place(expression: &Expr<'_>) -> Option<i64> {
     }
 }
 
-/// True if the comparison tests for the first message of the loop.
+/// True if the comparison of `left` and `right` tests for the first message of the loop.
 fn is_first(left: &Expr<'_>, right: &Expr<'_>) -> bool {
     place(left).is_some_and(|first| is_number(right, first))
 }

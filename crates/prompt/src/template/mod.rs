@@ -40,13 +40,14 @@ pub struct ChatTemplate {
 pub struct Variables {
     /// Messages of the chat, as values for templates.
     pub messages: Vec<Value>,
-    /// Tools offered to the model; `None` is passed to the template as `none`, which differs from undefined.
+    /// Tools offered to the model; `None` is passed to the template as `none`, which differs there from an undefined
+    /// variable.
     pub tools: Option<Value>,
     /// Documents for retrieval, for templates that include them.
     pub documents: Option<Value>,
-    /// True if the text ends with the beginning of the assistant's answer.
+    /// True if the rendered text ends with the beginning of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// Further variables. They override the fields above except the messages.
+    /// Further variables for the template. They override the fields of this struct except the messages.
     pub more: Vec<(String, Value)>,
 }
 
@@ -127,7 +128,7 @@ impl ChatTemplate {
         String::from_utf8(text).map_err(|_| "a template wrote something that is not text".to_owned())
     }
 
-    /// Renders the text of a chat. The beginning that equals an earlier text is shared with that text.
+    /// Renders the text of a chat. The beginning that equals the text of an earlier request is shared with that text.
     pub(crate) fn render_after(&self, earlier: KnownText<'_>, variables: Variables) -> Result<Text, String> {
         if let Some(text) = self.last_messages(earlier, &variables) {
             return Ok(text);

@@ -32,14 +32,15 @@ pub(super) struct Output<'t> {
     rest: Vec<u8>,
     /// Initial capacity for the bytes that the earlier text does not contain.
     room: usize,
-    /// Number of bytes written so far, which [`MeteredMessages`] reads.
+    /// Number of bytes of output written so far, which [`MeteredMessages`] reads.
     written: Arc<AtomicUsize>,
-    /// Number of writes so far.
+    /// Number of times that the template has written output so far.
     writes: usize,
 }
 
 impl<'t> Output<'t> {
-    /// Creates an empty output. `room`: initial capacity, in bytes, for output that the earlier text does not contain.
+    /// Creates an empty output that shares its beginning with `earlier`. `room`: initial capacity, in bytes, for output
+    /// that the earlier text does not contain.
     pub(super) fn after(earlier: &'t Rope<u8>, room: usize) -> Self {
         Self { earlier, same: 0, rest: Vec::new(), room: room.max(ROOM), written: Arc::default(), writes: 0 }
     }
@@ -48,7 +49,7 @@ impl<'t> Output<'t> {
         &self.written
     }
 
-    /// Number of bytes shared with the earlier text, and the bytes after them.
+    /// Returns the number of bytes shared with the earlier text, and the bytes of the output after them.
     pub(super) fn text(self) -> (usize, Vec<u8>) {
         (self.same, self.rest)
     }
@@ -101,7 +102,7 @@ impl MeteredMessages {
         Arc::new(Self { messages, written, begins })
     }
 
-    /// Length of the output, in bytes, at the moment when the template read each message.
+    /// Returns the length that the output had, in bytes, when the template read each message.
     pub(super) fn begins(&self) -> Vec<usize> {
         std::mem::take(&mut self.begins.lock())
     }

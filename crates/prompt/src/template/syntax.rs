@@ -11,7 +11,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Object, Rest};
 use minijinja::{Environment, Error, State, Value, context};
 
-/// Syntax of templates, with white space around blocks trimmed as in transformers.
+/// Returns the syntax of chat templates, with white space around blocks trimmed as in transformers.
 pub(super) fn syntax() -> SyntaxConfig {
     let built = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     // Only delimiters can be invalid, and these are the defaults.
@@ -91,7 +91,7 @@ fn doubles(tokens: &[Token<'_>]) -> bool {
 /// Name of the template function that replaces concatenations and writes their texts one after another.
 const JOINED: &str = "_kvatlas_joined";
 
-/// Texts to be written one after another.
+/// List of texts that a template writes one after another, in place of their concatenation.
 #[derive(Debug)]
 pub(super) struct Pieces(Vec<Value>);
 
@@ -159,7 +159,8 @@ pub(super) fn with_pieces(source: &str) -> String {
     made
 }
 
-/// Positions of the operators `+` in an expression, if it is a sum of names, strings, calls and filters; else `None`.
+/// Returns the positions of the operators `+` in an expression, if the expression is a sum of names, strings, calls and
+/// filters; else `None`.
 fn pluses(tokens: &[(Token<'_>, usize, usize)]) -> Option<Vec<(usize, usize)>> {
     const OPERATORS: [&str; 7] = ["if", "else", "and", "or", "not", "in", "is"];
     let (mut found, mut depth, mut is_empty) = (Vec::new(), 0_usize, true);

@@ -64,7 +64,8 @@ impl Cuts {
         Some(Self { tokens, ids, lowest, highest, longest })
     }
 
-    /// Ranges of a text's pieces between cuts, in order. Together they cover the text.
+    /// Iterates over the ranges of the pieces into which a text is cut before special tokens, in order. Together the
+    /// pieces cover the text.
     pub(super) fn segments<'t>(&'t self, text: &'t str) -> impl Iterator<Item = Range<usize>> {
         Pieces { length: text.len(), from: 0, found: self.tokens.find_iter(text), done: text.is_empty() }
     }

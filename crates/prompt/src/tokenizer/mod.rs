@@ -165,7 +165,7 @@ impl Tokenizer {
         matches!(self.engine, Engine::Quick(_))
     }
 
-    /// Special tokens at which to cut a text of `length` bytes; `None` if cutting would not save time.
+    /// Returns the special tokens at which to cut a text of `length` bytes; `None` if cutting would not save time.
     fn places(&self, length: usize) -> Option<&Cuts> {
         self.cuts.as_ref().filter(|_| !self.is_quick() || length >= QUICK_TEXT)
     }
@@ -273,7 +273,7 @@ impl Tokenizer {
         Some((ids, Some(PromptFailure::TooLong)))
     }
 
-    /// Maximum length of text passed to the library at once, in bytes.
+    /// Maximum length of text passed to the tokenizer library at once, in bytes.
     fn longest(&self) -> usize {
         if self.is_quick() { LONGEST_FOR_QUICK } else { LONGEST_FOR_COMMON }
     }
@@ -286,7 +286,8 @@ impl Tokenizer {
         }
     }
 
-    /// True if the tokens of a text may be stored in the cache.
+    /// True if the tokens of a text may be stored in the cache: of any text with the common library, of long texts only
+    /// with the quick library (`fastokens`).
     fn is_kept(&self, text: &str) -> bool {
         !self.is_quick() || text.len() >= QUICK_PIECE
     }
@@ -316,13 +317,14 @@ impl PartialTokens {
         self.cut.is_some()
     }
 
-    /// Appends the tokens of the text's next piece.
+    /// Appends `ids`, the tokens of the text's next piece.
     fn push(&mut self, segment: &Range<usize>, ids: &[u32]) {
         self.cut(segment, self.before + self.ids.len());
         self.ids.extend_from_slice(ids);
     }
 
-    /// Records the offset in the text at which a piece begins, and the number of tokens before it.
+    /// Records that a piece of the text begins at the start of `segment`, and that `tokens` tokens come before this
+    /// piece.
     fn cut(&mut self, segment: &Range<usize>, tokens: usize) {
         if segment.start > 0 {
             self.cuts.push((self.from + segment.start, tokens));

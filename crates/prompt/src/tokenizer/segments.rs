@@ -25,7 +25,7 @@ const MOST_KEYS: usize = 1 << 18;
 #[derive(Debug)]
 pub(super) struct Segments {
     shards: Vec<Mutex<Shard>>,
-    /// Capacity of one of the two generations of one shard of the cache, in bytes.
+    /// Capacity, in bytes, of one of the two generations (old and young entries) of one shard of the cache.
     most: usize,
     /// Hashes of requested texts; each stays in its slot until another hash overwrites it.
     asked: Box<[AtomicU64]>,
@@ -107,7 +107,7 @@ impl Segments {
         self.shards[key as usize % SHARDS].lock()
     }
 
-    /// Memory used by the cache, in bytes.
+    /// Memory used by the cache of tokens, in bytes.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         let of = |entries: &HashMap<u64, Entry>| entries.values().map(Entry::bytes).sum::<usize>();

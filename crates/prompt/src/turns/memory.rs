@@ -17,7 +17,7 @@ const KEY: usize = 48;
 pub(super) struct Memory<T> {
     numbers: HashMap<u64, u64>,
     chats: HashMap<u64, Chat<T>>,
-    /// Numbers of the chats by the time of their last request.
+    /// Numbers of the cached chats by the time of their last request.
     order: BTreeMap<u64, u64>,
     clock: u64,
     bytes: usize,
@@ -28,21 +28,21 @@ pub(super) struct Memory<T> {
 struct Chat<T> {
     value: Arc<T>,
     keys: Vec<u64>,
-    /// Number of keys that still lead to the chat.
+    /// Number of keys (hashes of beginnings of messages) that still lead to the chat.
     own: usize,
     used: u64,
     bytes: usize,
 }
 
 impl<T> Memory<T> {
-    /// Creates an empty cache of at most `most` bytes.
+    /// Creates an empty cache of chats, of at most `most` bytes.
     pub(super) fn new(most: usize) -> Self {
         let (numbers, chats, order) = (HashMap::new(), HashMap::new(), BTreeMap::new());
         Self { numbers, chats, order, clock: 0, bytes: 0, most }
     }
 
-    /// Finds the chat that shares the longest beginning with a request. `keys`: hashes of the beginnings of the
-    /// request's messages. `None` if no chat shares any.
+    /// Finds the cached chat that shares the longest beginning with a request. `keys`: hashes of the beginnings of the
+    /// request's messages. `None` if no chat shares a beginning.
     pub(super) fn get(&mut self, keys: &[u64]) -> Option<Arc<T>> {
         let number = *keys.iter().rev().find_map(|key| self.numbers.get(key))?;
         self.clock += 1;

@@ -55,7 +55,7 @@ struct EarlierTurn {
 }
 
 impl Turns {
-    /// Creates an empty cache of at most about `bytes` bytes.
+    /// Creates an empty cache of chats, of at most about `bytes` bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self { memory: Mutex::new(Memory::new(bytes)), seed: RandomState::new().hash_one(0) }
@@ -92,8 +92,8 @@ impl Turns {
         recalled
     }
 
-    /// Tokens of a request's prompt, equal to those of [`Prompter::prompt`]. `body` and `request`: the body passed to
-    /// `recall`, and the request [parsed](RecalledBody::parse) from it.
+    /// Converts a request's prompt to tokens, equal to those of [`Prompter::prompt`]. `body` and `request`: the body
+    /// passed to `recall`, and the request [parsed](RecalledBody::parse) from it.
     #[must_use]
     pub fn prompt(
         &self,
@@ -184,7 +184,7 @@ impl Turn {
         count
     }
 
-    /// Memory of the kept data, in bytes.
+    /// Memory of the data kept of the chat's request, in bytes.
     fn bytes(&self) -> usize {
         let places = size_of::<(usize, usize)>() * self.ends.capacity() + size_of::<usize>() * self.begins.capacity();
         let others = self.around.bytes() + self.weight + places + size_of::<Value>() * self.messages.capacity();
@@ -194,7 +194,7 @@ impl Turn {
 }
 
 impl RecalledBody {
-    /// Creates the record of a body without known messages.
+    /// Creates the record of a request body none of whose messages is known from an earlier request.
     #[must_use]
     pub fn nothing(body: &[u8]) -> Self {
         Self { list: 0, keys: Vec::new(), known: None, new_bytes: body.len() }
@@ -227,27 +227,28 @@ impl RecalledBody {
 /// Distance between the ends of two hashed beginnings of a list of messages, in bytes.
 const STEP: usize = 4096;
 
-/// Offset in a body after the opening bracket of a list. `name`: the list's key with its quotes. `None` if the body has
-/// no such list.
+/// Returns the offset in a JSON body after the opening bracket of a list. `name`: the list's key with its quotes.
+/// `None` if the body has no such list.
 fn list(body: &[u8], name: &str) -> Option<usize> {
     let at = memmem::find(body, name.as_bytes())? + name.len();
     let at = past(body, at, b':')?;
     past(body, at, b'[')
 }
 
-/// Offset after white space and the byte `wanted`; `None` if another byte follows the white space.
+/// Returns the offset in a JSON body after white space and the byte `wanted`; `None` if another byte follows the white
+/// space.
 fn past(body: &[u8], at: usize, wanted: u8) -> Option<usize> {
     let at = space(body, at);
     (body.get(at) == Some(&wanted)).then_some(at + 1)
 }
 
-/// Offset of the first byte from `at` on that is not white space.
+/// Returns the offset of the first byte in a JSON body, from `at` on, that is not white space.
 fn space(body: &[u8], at: usize) -> usize {
     let rest = body.get(at..).unwrap_or_default();
     at + rest.iter().position(|byte| !matches!(byte, b' ' | b'\n' | b'\r' | b'\t')).unwrap_or(rest.len())
 }
 
-/// Hashes of the beginnings of a list of messages, at lengths [`STEP`] bytes apart.
+/// Computes the hashes of the beginnings of a JSON list of messages, at lengths [`STEP`] bytes apart.
 fn keys(list: &[u8], seed: u64) -> Vec<u64> {
     let mut before = seed;
     let next = |step: &[u8]| {

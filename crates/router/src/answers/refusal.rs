@@ -13,7 +13,7 @@ use kvatlas_http::{BodyFault, Denial};
 use crate::answers::observe::{Dialect, error_event};
 use crate::answers::{Answer, json};
 
-/// Value of `Retry-After` in a refusal because the memory for request bodies is full.
+/// Value of `Retry-After`, the time until a retry, in a refusal because the memory for request bodies is full.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Refusal of a request by the router: what was wrong and what would be right.

@@ -63,12 +63,12 @@ struct AnswerTable {
 }
 
 impl AnswerEngines {
-    /// Records that `engine` has created the item `id`.
+    /// Records in the table that the engine `engine` has created the item with the id `id`.
     pub(crate) fn insert(&self, id: &str, engine: &Arc<str>) {
         self.kept.lock().insert(id, engine, Instant::now(), MOST);
     }
 
-    /// Number of stored items with a recorded engine.
+    /// Number of stored items whose engine is recorded in the table.
     pub(crate) fn len(&self) -> usize {
         self.kept.lock().engines.len()
     }
@@ -129,7 +129,8 @@ impl<'a> KeptItem<'a> {
     }
 }
 
-/// True if an engine stores the result of a request with the given method and path.
+/// True if an engine stores the object that a request with the given method and path creates, such as a response or
+/// file.
 pub(crate) fn is_kept(method: &Method, path: &str) -> bool {
     *method == Method::POST && COLLECTIONS.contains(&path.strip_suffix('/').unwrap_or(path))
 }

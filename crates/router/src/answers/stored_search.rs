@@ -34,7 +34,7 @@ const AT_ONCE: usize = 16;
 /// Maximum number of unsuccessful searches for stored items a second.
 const IN_VAIN: u32 = 32;
 
-/// Maximum number of ids to record that no engine has.
+/// Maximum number of recently searched ids for which the record that no engine has them is kept.
 const MOST: usize = 4096;
 /// Time for which an id that no engine has is not searched again.
 const TTL: Duration = Duration::from_secs(10);
@@ -45,12 +45,12 @@ pub(crate) struct KeeperSearch {
     missing: Mutex<MissingNames>,
 }
 
-/// Outcome of a search for the engine that has an item.
+/// Outcome of a search for the engine that stores an item, such as a response or a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SearchResult {
     /// The engine with the given name has the item.
     Found(Arc<str>),
-    /// No engine has the item, as far as engines answered.
+    /// No engine that answered the search has the item.
     Nowhere,
     /// No engine was asked: the same id was searched a moment ago, or too many searches failed lately.
     NotAsked,

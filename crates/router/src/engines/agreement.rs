@@ -19,7 +19,8 @@ use parking_lot::Mutex;
 
 /// Number of successive reports with the same shortfall of cached blocks after which this shortfall is expected.
 const LEARN: u32 = 5;
-/// Number of successive reports with another shortfall of cached blocks after which the learnt shortfall is dropped.
+/// Number of successive reports whose shortfall of cached blocks differs from the learnt shortfall, after which the
+/// learnt one is dropped.
 const UNLEARN: u32 = 3;
 /// Number of recent reports of an engine over which its cached blocks and the expected ones are summed.
 const RECENT: usize = 8;
@@ -28,8 +29,8 @@ const ENOUGH: usize = 5;
 /// Minimum number of blocks of a prompt, held according to events, for a report to count. With fewer blocks, a single
 /// block that is dropped or still being stored would decide.
 const MUCH: u32 = 2;
-/// Largest constant shortfall of cached blocks that is learnt. A larger one means that the engine frees blocks without
-/// events.
+/// Largest constant shortfall of cached blocks that is learnt, in blocks. A larger shortfall means that the engine
+/// frees blocks without events.
 const MOST: u32 = 8;
 
 /// Report of the cached tokens of one prompt: blocks that the engine held according to events, and blocks that it
@@ -43,20 +44,20 @@ struct Report {
 /// Estimate of how reliable the blocks announced by a rank's events are, from the engine's reports of cached tokens.
 #[derive(Debug, Default)]
 pub(crate) struct CacheBelief {
-    /// Number of blocks by which the last report of cached blocks fell short of the expectation, and number of
-    /// successive reports with this shortfall.
+    /// Two numbers: the number of blocks by which the last report of cached blocks fell short of the expectation, and
+    /// the number of successive reports with this shortfall.
     lacked: u32,
     times: u32,
-    /// Number of blocks by which reports are expected to fall short of the announced blocks, as learnt from earlier
-    /// reports, and number of successive reports with a different shortfall.
+    /// Two numbers: the number of blocks by which reports are expected to fall short of the announced blocks, as learnt
+    /// from earlier reports, and the number of successive reports with a different shortfall.
     shortfall: u32,
     others: u32,
     recent: VecDeque<Report>,
 }
 
 impl CacheBelief {
-    /// Records one report: the engine had `had` blocks of a prompt cached, of `held` blocks that its events had
-    /// announced.
+    /// Records an engine's report on one prompt: of `held` blocks that its events had announced, it had `had` blocks
+    /// cached.
     pub(crate) fn note(&mut self, held: u32, had: u32) {
         // Where there was none, nothing says that it lacks no more than always; and where there was more than is held, how
         // much it lacks of that.

@@ -16,7 +16,7 @@ const MAX_HEADERS: usize = 512;
 pub(crate) struct Head {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    /// True if another request may be sent on the connection after this answer.
+    /// True if another request may be sent on the connection after this answer has been read.
     pub(crate) keep: bool,
     pub(crate) framing: Framing,
 }

@@ -75,9 +75,10 @@ pub(crate) struct Connection {
     pub(crate) served: u32,
 }
 
-/// Part of a request that is not sent yet when its answer begins.
+/// Result of a failure to send the whole of a request before its answer begins: the bytes that are still unsent, if
+/// any.
 enum SendFailure {
-    /// No unsent part: the whole request has been sent.
+    /// No failure: the whole request has been sent.
     Nothing,
     /// Unsent bytes, which are sent while the answer is being read.
     Rest(Bytes),

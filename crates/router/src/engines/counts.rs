@@ -135,7 +135,7 @@ impl RecentCounts {
     }
 }
 
-/// Period over which requests refused by an engine as busy are counted.
+/// Period over which the requests that an engine refused as busy are counted.
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Minimum time between two samples of an engine's request counters.
@@ -154,7 +154,7 @@ struct Sample {
     busy: u64,
     /// Number of requests that failed for other reasons since the start.
     failed: u64,
-    /// Number of all requests that have ended since the start.
+    /// Number of all requests at the engine that have ended since the start.
     all: u64,
 }
 

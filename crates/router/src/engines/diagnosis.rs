@@ -12,7 +12,7 @@ use super::trouble;
 use crate::clock::millis;
 use crate::engines::{CacheBelief, Condition, Engine, HealthState, Trouble};
 
-/// Determines the present state of an engine: of its event streams, and its worst known fault.
+/// Determines the present state of an engine for its record: the state of its event streams, and its worst known fault.
 fn account(service: Option<&Follower>, engine: &Engine) -> EngineRecord {
     let (events, of_events) = service.map(|service| trouble::look(service, engine)).unzip();
     // An engine that is gone sends no events either: that is no trouble of its own.

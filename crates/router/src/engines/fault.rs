@@ -11,12 +11,12 @@ pub(crate) enum Fault {
     Certificate(String),
     /// Timeout while connecting to the engine, which may be overloaded.
     ConnectTimeout,
-    /// End of a new connection before the answer began.
+    /// The engine closed a newly opened connection before its answer began.
     Closed,
-    /// End of a reused connection before the answer began. The engine may be working, as servers close idle
+    /// The engine closed a reused connection before its answer began. The engine may be working, as servers close idle
     /// connections.
     Stale,
-    /// End of a reused connection before any part of the request was sent.
+    /// The engine closed a reused connection before any part of the request was sent.
     Unsent,
     /// Break of the connection in the middle of the answer; the text is the reason.
     Broken(String),
@@ -29,11 +29,11 @@ pub(crate) enum Fault {
     Down,
     /// Timeout in the middle of the answer: no further byte arrived in time.
     Stalled,
-    /// Answer of the engine that it cannot accept requests now; the number is the HTTP status.
+    /// Answer in which the engine states that it cannot accept requests now; the number is the HTTP status.
     Busy(u16),
     /// Error in the body of an answer with a status of success; the number is the status that the error states.
     Error(u16),
-    /// Answer of the engine that it does not have the requested model.
+    /// Answer in which the engine states that it does not have the requested model.
     NoModel,
     /// Failure of the prefill engine, which should have computed the prompt for the decode engine.
     Prefill {
@@ -72,7 +72,7 @@ impl Fault {
         matches!(self, Self::Connect(_) | Self::Certificate(_) | Self::ConnectTimeout)
     }
 
-    /// True if it is unclear whether the engine or the request caused the fault.
+    /// True if the fault may have been caused by the engine or by the request, which cannot be distinguished.
     pub(crate) fn is_unclear(&self) -> bool {
         match self {
             // One that is only busy says so with these.

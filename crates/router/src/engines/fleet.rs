@@ -86,7 +86,7 @@ fn slots_of(name: &str, size: usize) -> impl Iterator<Item = usize> {
 pub(crate) struct Dialects {
     pub(crate) main: Dialect,
     pub(crate) others: Vec<Dialect>,
-    /// Model that is used for requests that name no model, if the engines have only one; None otherwise.
+    /// Model that is used for requests that name no model, if all engines have the same single model; None otherwise.
     pub(crate) only_model: Option<String>,
 }
 
@@ -94,7 +94,8 @@ pub(crate) struct Dialects {
 pub(crate) struct ToAsk {
     /// Least loaded engine whose route for the question works; None if there is no engine with a working route.
     pub(crate) now: Option<Arc<Engine>>,
-    /// Engines with a failed route that are also asked, in the background, to test whether the route works again.
+    /// Engines whose route for the question has failed and is due for a test. They are asked too, in the background, to
+    /// find out if the route works again.
     pub(crate) due: Vec<Arc<Engine>>,
 }
 

@@ -15,8 +15,8 @@ use crate::config::HealthConfig;
 /// considered missing. An engine that comes back answers requests before its event streams are connected.
 const MISSED_FOR: u64 = 1_000;
 
-/// Time, in milliseconds, after an engine was down during which missing events are ignored. Event streams are normally
-/// connected again within this time.
+/// Time, in milliseconds, after an engine was down during which a lack of events from the engine is ignored. Event
+/// streams are normally connected again within this time.
 const RECONNECTED_WITHIN: u64 = 5_000;
 
 /// State of an engine that decides whether the engine gets requests; every state but `Up` is a reason to send none.
@@ -28,7 +28,7 @@ pub(crate) enum HealthState {
     Down,
     /// Several successive requests failed; the engine gets no requests for a while.
     Failing,
-    /// The engine has open requests and has not sent a byte for longer than the limit.
+    /// The engine has open requests and has not sent a byte for longer than the configured time.
     Silent,
     /// The engine works, but did not answer the health check in time.
     Busy,
@@ -101,7 +101,8 @@ pub(crate) struct Health {
     config: HealthConfig,
     /// Number of successive failed requests.
     failures: AtomicU32,
-    /// Number of successive unanswered requests that may have failed through the requests' own fault.
+    /// Number of successive requests without an answer that may have failed because of the requests themselves, not the
+    /// engine.
     doubts: AtomicU32,
     /// Signal to the task for health checks to make a check at once.
     doubted: Notify,
@@ -197,7 +198,7 @@ impl Health {
         }
     }
 
-    /// Records that the engine answered a request, which ends an exclusion because of failures.
+    /// Records that the engine answered a request. The answer ends an exclusion from routing because of failures.
     pub(crate) fn note_answer(&self) {
         self.silent.store(false, Relaxed);
         if self.doubts.load(Relaxed) != 0 {
@@ -211,7 +212,7 @@ impl Health {
         }
     }
 
-    /// Records a failed request. True if this failure excludes the engine from routing for a while.
+    /// Records a failed request. Returns true if this failure excludes the engine from routing for a while.
     pub(crate) fn note_failure(&self) -> bool {
         let failures = self.failures.fetch_add(1, Relaxed) + 1;
         let was_trial = self.trial.swap(false, Relaxed);
@@ -231,8 +232,8 @@ impl Health {
         self.open_until.store(millis() + (pause.as_millis() as u64).max(1), Relaxed);
     }
 
-    /// Records an unanswered request that may have failed through its own fault. Several of these requests in a row cause a
-    /// health check.
+    /// Records a request without an answer that may have failed because of the request itself. Several of these
+    /// requests in a row cause a health check.
     pub(crate) fn doubt(&self) {
         if self.trial.swap(false, Relaxed) {
             // No success: that it has failed before is all that is known.
@@ -253,18 +254,19 @@ impl Health {
         self.trial.store(false, Relaxed);
     }
 
-    /// Returns the time within which the engine must answer a health check.
+    /// Returns the time within which the engine must answer a health check to count as not busy.
     pub(crate) fn time_limit(&self) -> Duration {
         self.config.timeout
     }
 
-    /// Records that a working engine did not answer a health check in time. True if the engine was not late before.
+    /// Records that a working engine did not answer a health check in time. Returns true if the engine was not late
+    /// before.
     pub(crate) fn note_late(&self) -> bool {
         !self.late.swap(true, Relaxed)
     }
 
-    /// Records the outcome of a health check. True if the outcome changes the state of the engine to down or back to
-    /// well.
+    /// Records the outcome of a health check. Returns true if the outcome changes the state of the engine to down, or
+    /// from down to well.
     pub(crate) fn note_check(&self, found: &Finding) -> bool {
         match found {
             Finding::Well => {
@@ -293,7 +295,7 @@ impl Health {
         }
     }
 
-    /// Records that the engine is down. True if the engine was not down before.
+    /// Records that the engine is down. Returns true if the engine was not down before.
     fn go_down(&self) -> bool {
         if self.down.swap(true, Relaxed) {
             return false;
@@ -370,8 +372,8 @@ impl Health {
         is_reconnected && now.saturating_sub(since) >= MISSED_FOR && self.well_at.load(Relaxed) >= since
     }
 
-    /// Records whether an engine with open requests has sent nothing for too long. True if the engine was not silent
-    /// before.
+    /// Records whether an engine with open requests has sent nothing for too long. Returns true if the engine becomes
+    /// silent by this call.
     pub(crate) fn set_silent(&self, silent: bool) -> bool {
         !self.silent.swap(silent, Relaxed) && silent
     }
@@ -386,7 +388,7 @@ impl Health {
         self.draining.load(Relaxed) != 0
     }
 
-    /// Records whether the party `by` drains the engine. True if any party drains the engine afterwards.
+    /// Records whether the party `by` drains the engine. Returns true if any party drains the engine afterwards.
     pub(crate) fn set_draining(&self, by: DrainedBy, draining: bool) -> bool {
         let bit = by as u32;
         let after = if draining {

@@ -28,7 +28,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Number of successive probes with a refused connection after which the engine is considered dead.
 const REFUSALS: u32 = 2;
 
-/// Makes a health check. Waits for the answer beyond the time limit while other data arrive from the engine.
+/// Makes a health check of an engine and returns the outcome. Waits for the answer beyond the time limit while other
+/// data arrive from the engine.
 pub(crate) async fn ask(health: &HealthConfig, engine: &Engine) -> Finding {
     let (started, started_at) = (Instant::now(), millis());
     let mut answer = pin!(status(engine, &health.path));
@@ -161,14 +162,14 @@ impl Sleep {
         if self.by_route.load(Relaxed) == ASLEEP { "GET /is_sleeping" } else { "vllm:engine_sleep_state" }
     }
 
-    /// Records the engine's answer at [`SLEEP_PATH`]; None for an answer that is no clear yes or no. True if the engine
-    /// has just woken up.
+    /// Records the engine's answer at [`SLEEP_PATH`] (true: asleep); None for an answer that is no clear yes or no.
+    /// Returns true if the engine has just woken up.
     pub(crate) fn note_route(&self, said: Option<bool>) -> bool {
         self.note(&self.by_route, said)
     }
 
-    /// Records the sleep state that the engine's metrics report; None if the metrics do not report it. True if the
-    /// engine has just woken up.
+    /// Records the sleep state that the engine's metrics report (true: asleep); None if the metrics do not report it.
+    /// Returns true if the engine has just woken up.
     pub(crate) fn note_metrics(&self, said: Option<bool>) -> bool {
         self.note(&self.by_metrics, said)
     }
@@ -191,7 +192,7 @@ impl Sleep {
     }
 }
 
-/// Parses an answer at [`SLEEP_PATH`]; None if the answer is no clear yes or no.
+/// Parses an engine's answer at [`SLEEP_PATH`]: true if the engine is asleep; None if the answer is no clear yes or no.
 pub(crate) fn read(status: u16, body: &[u8]) -> Option<bool> {
     if status != 200 {
         return None;
@@ -206,8 +207,8 @@ const TIMEOUTS: u32 = 20;
 /// Minimum time without data after which an engine with requests is considered dead.
 const LEAST: Duration = Duration::from_secs(10);
 
-/// Factor by which a time without data must exceed the engine's longest earlier one for the engine to be considered
-/// dead.
+/// Factor for the longest time without data from an engine after which the engine sent data again. An engine is
+/// considered dead only if its present time without data exceeds that time by this factor.
 const TIMES: u32 = 2;
 
 /// Record of an engine's signs of life (received data) other than the bytes of its answers, and of the lengths of its
@@ -218,9 +219,9 @@ pub(crate) struct Signs {
     last: AtomicU64,
     /// Number of requests, running and waiting, that the engine last reported to have.
     reported: AtomicU64,
-    /// Time at which any data, bytes of answers included, were last received, as of the last update.
+    /// Time at which any data, bytes of answers included, had last been received when the record was last updated.
     seen: AtomicU64,
-    /// Time from the last data received from the engine to the last update, in milliseconds.
+    /// Time from the last data received from the engine to the last update of the record, in milliseconds.
     silence: AtomicU64,
     /// Longest time, in milliseconds, for which the engine had requests and sent no data before it sent data again.
     longest: AtomicU64,

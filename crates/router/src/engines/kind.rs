@@ -13,7 +13,8 @@ pub(crate) struct Kind {
     pub(crate) dialect: Dialect,
     /// True if the engine identifies images by the `uuid` in a request.
     pub(crate) takes_image_ids: bool,
-    /// True if a request can name the blocks that the engine loads, and another engine from which blocks are pulled.
+    /// True if a request can name blocks for the engine to load, and another engine from which blocks are pulled
+    /// (copied).
     pub(crate) pulls: bool,
     /// Port at which an SGLang prefill engine arranges transfers with decode engines (the bootstrap port); None if
     /// unknown.

@@ -73,7 +73,8 @@ pub(crate) struct Engine {
     pub(crate) side_routes: Arc<SideRoutes>,
     /// Models and adapters that the engine serves.
     pub models: ArcSwap<Models>,
-    /// True if the engine's models are configured, or the engine was asked for them, with or without success.
+    /// True if the engine's models are configured, or the router has asked the engine for its models, with or without
+    /// success.
     pub(crate) is_known: AtomicBool,
     /// True once the engine has counted a different number of tokens in a prompt than the router.
     pub(crate) makes_other_tokens: AtomicBool,
@@ -198,7 +199,7 @@ impl Engine {
         self.config.use_key != Some(false)
     }
 
-    /// Copies the state of `old`, which is the same engine with other settings.
+    /// Copies the state of the engine `old` into this engine, which is the same engine with other settings.
     pub(crate) fn goes_on_from(&mut self, old: &Self) {
         self.health = old.health.clone();
         self.counts = old.counts.clone();
@@ -248,7 +249,7 @@ impl Engine {
             && self.models.load().may_serve(model)
     }
 
-    /// True if the engine lists the model, or if `model` is None.
+    /// True if the model is in the engine's list of models, or if `model` is None.
     pub(crate) fn lists(&self, model: Option<&str>) -> bool {
         model.is_none_or(|model| self.models.load().serving(model) == Serving::Listed)
     }
@@ -275,8 +276,8 @@ impl Engine {
         knows_how && self.pull.is_some()
     }
 
-    /// Replaces the engine's list of models by `said`, the list that it reported. Recent answers that it does not have
-    /// a model stay recorded. True if the list has changed.
+    /// Replaces the engine's list of models by `said`, the list that the engine reported. Recent answers of the engine
+    /// that it does not have a model stay recorded. Returns true if the list has changed.
     pub(crate) fn takes_list(&self, said: Vec<Model>) -> bool {
         let models = Models::new(&self.config, Some(said));
         let is_new = self.models.load().names != models.names;
@@ -337,7 +338,7 @@ impl Engine {
         }
     }
 
-    /// Records a request that failed through the engine's fault.
+    /// Records that a request failed and that the engine was the cause.
     pub(crate) fn blame(&self) {
         if self.health.note_failure() {
             self.counts.opened.fetch_add(1, Relaxed);

@@ -202,8 +202,8 @@ impl Models {
         !self.denied.is_empty() && self.denied.iter().any(|(name, until)| name == model && *until > millis())
     }
 
-    /// Returns the engine's own model for a name: the base model of an adapter, the model of an alias, else `model`
-    /// itself.
+    /// Returns the engine's own model for the name `model`: the base model of an adapter, the model of an alias, else
+    /// the name itself.
     pub(crate) fn base<'a>(&'a self, model: &'a str) -> &'a str {
         let behind = self.find(model).and_then(|known| known.parent.as_deref().or(known.own_name.as_deref()));
         behind.unwrap_or(model)
@@ -214,7 +214,7 @@ impl Models {
         self.find(model)?.own_name.as_deref()
     }
 
-    /// True if a request of `tokens` tokens fits into the context of every model.
+    /// True if a request of `tokens` tokens fits into the context length of each model in the list.
     pub(crate) fn have_room(&self, tokens: u32) -> bool {
         tokens <= self.least_len
     }

@@ -20,7 +20,8 @@ const METRICS: usize = 16 << 20;
 /// Maximum length of a line of an engine's metrics, in bytes.
 const LINE: usize = 16 << 10;
 
-/// Sends a GET request to an engine; returns the status and the body, of at most `most` bytes.
+/// Sends a GET request to an engine; returns the status and the body of the answer. `most`: maximum size of the body,
+/// in bytes.
 pub(crate) async fn get(engine: &Engine, path: &str, most: usize) -> Result<(u16, Vec<u8>), String> {
     let (connection, answer) = begin(engine, hyper::Method::GET, path, b"").await.map_err(|fault| fault.to_string())?;
     let mut body = Vec::new();
@@ -45,13 +46,13 @@ pub(crate) async fn lines(engine: &Engine, path: &str, mut see: impl FnMut(&str)
     Ok(status)
 }
 
-/// Sends a GET request to an engine; returns only the status.
+/// Sends a GET request to an engine; returns only the status of the answer.
 pub(crate) async fn status(engine: &Engine, path: &str) -> Result<u16, Fault> {
     let (_, answer) = begin(engine, hyper::Method::GET, path, b"").await?;
     Ok(answer.status.as_u16())
 }
 
-/// Sends a request with a JSON body to an engine; returns the status and the body.
+/// Sends a request with a JSON body to an engine; returns the status and the body of the answer.
 pub(crate) async fn ask(engine: &Engine, method: &str, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>), String> {
     let method = hyper::Method::from_bytes(method.as_bytes()).map_err(|error| error.to_string())?;
     let (connection, answer) = begin(engine, method, path, body).await.map_err(|fault| fault.to_string())?;

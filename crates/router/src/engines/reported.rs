@@ -15,7 +15,8 @@ pub(crate) struct EngineMetrics {
     tokens: BTreeMap<u32, (Option<f64>, Option<f64>)>,
     is_awake: bool,
     is_asleep: bool,
-    /// Number of lines of the metrics that were dropped because they are about too many ranks.
+    /// Number of lines of the metrics that were dropped because the lines concern more than the maximum number of
+    /// ranks.
     pub(crate) left_out: u64,
 }
 
@@ -79,7 +80,8 @@ impl EngineMetrics {
     }
 }
 
-/// Splits a line into the metric's name, its labels without braces, and its value; None if malformed.
+/// Splits a line of an engine's metrics into the metric's name, its labels without braces, and its value; None if
+/// malformed.
 fn parts(line: &str) -> Option<(&str, &str, f64)> {
     let (name, rest) = match line.find('{') {
         Some(at) => {

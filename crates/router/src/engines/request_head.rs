@@ -227,7 +227,7 @@ pub(crate) struct EngineRequest<'a> {
     pub(crate) headers: &'a HeaderMap,
     /// Request id that the router adds as a header; None if the client has sent an id.
     pub(crate) id: Option<&'a HeaderValue>,
-    /// True to request an answer without compression.
+    /// True to ask the engine for an answer without compression.
     pub(crate) plain: bool,
 }
 

@@ -15,7 +15,8 @@ use crate::clock::millis;
 /// Time, in milliseconds, from a route's failure to its next test.
 const PAUSE: u64 = 10_000;
 
-/// Number of successive answers without tokens after which a route is no longer used. A smaller number may be chance.
+/// Number of successive answers without tokens after which a route for tokenizing is no longer used. Fewer of these
+/// answers may be chance.
 const CHANCES: u64 = 3;
 
 /// Names, in the metrics, of the outcomes of questions about prompts to an engine.
@@ -50,7 +51,7 @@ pub(crate) enum Turn {
 pub(crate) struct SideRoute {
     /// Time of the route's next test, in milliseconds of the router's clock; 0 while the route works.
     again_at: AtomicU64,
-    /// Number of successive answers without tokens, which may have happened by chance.
+    /// Number of successive answers of the route without tokens, which may have happened by chance.
     misses: AtomicU64,
     /// Number of successive answers without tokens after which the route is no longer used.
     chances: u64,
@@ -98,7 +99,8 @@ impl SideRoutes {
 }
 
 impl SideRoute {
-    /// Decides whether the caller may use the route now. When a test is due, only one caller gets [`Turn::Trial`].
+    /// Decides whether the caller may use the route now. When a test of the route is due, only one caller gets
+    /// [`Turn::Trial`].
     pub(crate) fn turn(&self) -> Turn {
         let (again_at, now) = (self.again_at.load(Relaxed), millis());
         match again_at {
@@ -111,7 +113,8 @@ impl SideRoute {
         }
     }
 
-    /// Records the outcome of a request to the route. True if the outcome makes the route unusable.
+    /// Records the outcome of a question about a prompt at the route. Returns true if the outcome makes the route
+    /// unusable.
     pub(crate) fn note(&self, outcome: Outcome) -> bool {
         self.outcomes[outcome as usize].fetch_add(1, Relaxed);
         let misses = match outcome {
@@ -129,7 +132,7 @@ impl SideRoute {
         misses >= self.chances && self.again_at.swap(millis() + PAUSE, AcqRel) == 0
     }
 
-    /// Returns the number of requests to the route for each outcome, with the outcome's name in [`OUTCOMES`].
+    /// Returns the number of questions at the route for each outcome, with the outcome's name in [`OUTCOMES`].
     pub(crate) fn outcomes(&self) -> impl Iterator<Item = (&'static str, u64)> {
         OUTCOMES.into_iter().zip(self.outcomes.each_ref().map(|count| count.load(Relaxed)))
     }

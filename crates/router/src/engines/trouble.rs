@@ -48,7 +48,7 @@ pub(crate) struct Condition {
     pub(crate) since: SystemTime,
 }
 
-/// Number of an engine's events that the index refused so far, and the time at which the number last grew.
+/// Number of an engine's events that the index has refused so far, and the time at which this number last grew.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct RefusedEvents(u64, Option<Instant>);
 
@@ -102,7 +102,7 @@ impl Trouble {
         }
     }
 
-    /// Returns advice to the operator about the fault.
+    /// Returns advice to the operator on how to remove the fault.
     pub(crate) fn advice(self) -> &'static str {
         match self {
             Self::Down => "check that the engine runs and that the router reaches it; it is used again when it answers",

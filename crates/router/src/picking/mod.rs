@@ -40,7 +40,8 @@ use crate::requests::task::Task;
 /// Maximum number of fallback engines returned to a gateway, after the chosen engine.
 const FALL_BACKS: usize = 2;
 
-/// Number of fallback engines that a routing decision lists: more than a gateway gets, as it may not reach all of them.
+/// Number of fallback engines that a routing decision lists. It is more than a gateway gets, as the gateway may not
+/// reach all of them.
 const NAMED: usize = 8;
 
 /// Endpoint Picker that chooses engines for a gateway by the same decisions as for forwarded requests.

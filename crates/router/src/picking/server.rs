@@ -38,12 +38,12 @@ pub(crate) struct PickerServer {
     aside: Runtime,
     /// Threads that serve gateways, each with its own runtime, so that a request never wakes another thread.
     threads: Vec<JoinHandle<()>>,
-    /// Channel that is disconnected when all serving threads have ended.
+    /// Channel that is disconnected when all threads that serve gateways have ended.
     ended: Receiver<()>,
     stage: watch::Sender<ServingStage>,
 }
 
-/// Instruction to the serving threads: continue, finish or end.
+/// Instruction to the threads that serve gateways: continue, finish or end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum ServingStage {
     Serve,
@@ -144,8 +144,8 @@ impl PickerServer {
         self.tls.as_ref().map_or(Ok(()), |tls| tls.reload())
     }
 
-    /// Shuts the server down: accepts no more streams, and finishes the open ones. False if they did not finish within
-    /// `timeout`. `end`: time limit for stopping the runtime.
+    /// Shuts the server down: accepts no more streams of gateways, and finishes the open ones. Returns false if the
+    /// open streams did not finish within `timeout`. `end`: time limit for stopping the runtime.
     pub(crate) fn drain(self, timeout: Duration, end: Duration) -> bool {
         self.stage.send_replace(ServingStage::Finish);
         let in_time = matches!(self.ended.recv_timeout(timeout), Err(RecvTimeoutError::Disconnected));
@@ -158,7 +158,7 @@ impl PickerServer {
     }
 }
 
-/// State that a serving thread needs: the picker, settings and its new connections.
+/// State that a thread serving gateways needs: the picker, settings, and the thread's new connections.
 struct ServingWork {
     incoming: mpsc::UnboundedReceiver<NewConnection>,
     tls: Option<Arc<GatewayTls>>,

@@ -213,7 +213,7 @@ impl HeldThen {
         Some(Self { lost: lost(&stream), stream, blocks })
     }
 
-    /// True if the engine may have lost blocks since the record was made.
+    /// True if the engine may have lost blocks since this number of held blocks was recorded.
     pub(super) fn may_be_gone(&self) -> bool {
         lost(&self.stream) != self.lost || !self.stream.status.is_trusted()
     }

@@ -28,7 +28,7 @@ use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
 thread_local! {
-    /// Thread's buffer for the results of a lookup, reused to avoid allocation.
+    /// Buffer of each thread for the results of a lookup in the index, reused to avoid allocation.
     static HELD: RefCell<Vec<RankDepths>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -162,7 +162,7 @@ impl Places {
     }
 
     /// Waits in the queue until an engine has capacity for the request; the place in the queue is freed if the client
-    /// leaves. None if all candidates were removed before new ones could be determined.
+    /// leaves. None if all candidates (ranks that may be chosen) were removed before new ones could be determined.
     async fn wait(
         &self,
         facts: &RequestFacts,
@@ -399,7 +399,8 @@ fn not_placed(facts: &RequestFacts, why: core::Refusal) -> Refusal {
     refused(why)
 }
 
-/// Queries an index in another process for the blocks of a prompt that engines hold; None if it does not answer.
+/// Queries an index in another process for the blocks of a prompt that engines hold; None if that index does not
+/// answer.
 async fn ask(elsewhere: &ExternalIndex, fleet: &Fleet, shard: usize, facts: &RequestFacts) -> Option<LookupResult> {
     let engines = fleet.engines().clone();
     let model = facts.body.model.as_deref().unwrap_or_default();
@@ -407,8 +408,8 @@ async fn ask(elsewhere: &ExternalIndex, fleet: &Fleet, shard: usize, facts: &Req
     elsewhere.look_up(shard, question, &engines).await
 }
 
-/// Converts the depths found by the index (numbers of leading blocks that ranks hold) to the decision core's form. The
-/// depths are unknown if `held` is None.
+/// Converts the depths found by the index (numbers of leading blocks that ranks hold) to the form that the decision
+/// core, which chooses engines, uses. The depths are unknown if `held` is None.
 pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<RankDepths>>) {
     let Some(held) = held else { return depths.clear() };
     depths.begin();
@@ -431,14 +432,16 @@ fn explain(
     named(router, found)
 }
 
-/// Converts the decision core's explanation of a choice for display: candidates' numbers become engine names and ranks.
+/// Converts the explanation of a choice by the decision core (which chooses engines) for display: candidates' numbers
+/// become engine names and ranks.
 fn named(router: &core::Router, found: core::Explanation) -> Explanation {
     let name = |id: &core::WorkerId| router.name(*id).map(|(name, rank)| (name.clone(), rank));
     let workers = found.workers.iter().map(|id| name(id).unwrap_or_else(|| ("?".into(), 0))).collect();
     Explanation { workers, cached_tokens: found.cached_tokens, transfers: found.transfers, terms: found.terms }
 }
 
-/// Records in the decision core, and in the index of predicted blocks, that a request was assigned to an engine.
+/// Records in the decision core (which chooses engines), and in the index of predicted blocks, that a request was
+/// assigned to an engine.
 fn placed(
     router: &mut core::Router,
     unheard: Option<&mut core::PredictedIndex>,

@@ -102,7 +102,7 @@ impl Decisions {
         Self { most, ring: Mutex::default(), watched_until: AtomicU64::new(0) }
     }
 
-    /// True if routing decisions are recorded at all.
+    /// True if the router keeps records of routing decisions.
     pub(crate) fn are_kept(&self) -> bool {
         self.most > 0
     }
@@ -168,7 +168,8 @@ impl Record {
 }
 
 impl Explanation {
-    /// Names of the cost terms, in their order; the last one is the total by which candidates were compared.
+    /// Names of the cost terms (summands of a candidate's cost), in their order; the last one is the total by which
+    /// candidates were compared.
     #[must_use]
     pub(crate) fn term_names(&self) -> &[&'static str] {
         self.terms.as_ref().map(|terms| &*terms.names).unwrap_or_default()

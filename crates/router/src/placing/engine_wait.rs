@@ -156,13 +156,13 @@ fn all_asleep(fleet: &Fleet, facts: &RequestFacts, task: Task) -> bool {
 /// Best availability among the engines that could serve a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Availability {
-    /// Some engine is up.
+    /// Some of the engines that could serve the request are up.
     Up,
     /// All engines are down or failing, but one of them may work again.
     Doubtful,
-    /// All engines that work have requested a pause.
+    /// All of the engines that work have requested a pause.
     Paused,
-    /// No engine accepts requests.
+    /// None of the engines accepts requests.
     None,
 }
 

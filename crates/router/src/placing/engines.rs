@@ -139,7 +139,7 @@ impl Places {
         }
     }
 
-    /// Returns the observed speed of each engine in `engines`, by the engine's fastest rank.
+    /// Returns the observed speed of each engine in `engines`, which is the speed of the engine's fastest rank.
     pub(crate) fn seen_speeds(&self, engines: &[Arc<Engine>]) -> Vec<SeenSpeed> {
         let mut core = self.core();
         let rows = core.router.candidates(seconds());

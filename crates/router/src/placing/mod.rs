@@ -64,12 +64,12 @@ pub(crate) struct Places {
     /// configured.
     external_index: Option<Arc<ExternalIndex>>,
     counts: Arc<Counts>,
-    /// Signal that wakes the task that chooses engines for waiting requests.
+    /// Signal that wakes the task which chooses engines for waiting requests, because an engine may have become free.
     room: Notify,
     /// Queue of the requests that wait because no engine is up.
     pub(crate) no_engine: NoEngine,
     pub(crate) decisions: Decisions,
-    /// Writer of the file in which decisions are recorded; None if not configured.
+    /// Writer of the file in which routing decisions are recorded; None if no file is configured.
     pub(crate) recorder: Option<Recorder>,
     /// Estimate of the share of prompt tokens that caches of various sizes could hold.
     reuse: ReuseMeter,
@@ -81,8 +81,8 @@ pub(crate) struct Places {
 struct Core {
     router: core::Router,
     depths: core::Depths,
-    /// Index of the blocks that engines are predicted to hold from the requests sent to them; None if engines publish
-    /// events.
+    /// Index of the blocks that engines are predicted to hold, computed from the requests sent to them; None if engines
+    /// publish events.
     unheard: Option<core::PredictedIndex>,
     /// Requests that wait for an engine, by the number that identifies each one in the decision core.
     tickets: HashMap<u64, Waiter>,
@@ -184,13 +184,13 @@ impl Places {
         self.reuse.to_json(self.fleet_blocks())
     }
 
-    /// Returns the possible hit rates of two single caches: one as large as all engines' caches together, and an
-    /// unlimited one. None while the size or the prompts are unknown.
+    /// Returns the hit rates of two imagined single caches: one as large as all engines' caches together, and an
+    /// unlimited one. None while the size of the caches or the prompts are unknown.
     pub(crate) fn possible_hit_rates(&self) -> [Option<f64>; 2] {
         [self.fleet_blocks().and_then(|blocks| self.reuse.rate(blocks)), self.reuse.rate(f64::INFINITY)]
     }
 
-    /// Returns the capacity of all engines' caches together, in blocks; None if the capacity of one is unknown.
+    /// Returns the capacity of all engines' caches together, in blocks; None if the capacity of any cache is unknown.
     fn fleet_blocks(&self) -> Option<f64> {
         let blocks: f64 = self.core().router.candidates(seconds()).capacity_blocks.iter().sum();
         (blocks.is_finite() && blocks > 0.0).then_some(blocks)

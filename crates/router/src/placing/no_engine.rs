@@ -17,10 +17,10 @@ use tokio::sync::Notify;
 /// Maximum time for which the first waiting request delays the next one while an engine is being chosen for it.
 const TURN: Duration = Duration::from_millis(5);
 
-/// Interval at which an engine is sought again for waiting requests without a known change of the fleet.
+/// Interval at which an engine is sought again for waiting requests although no change of the fleet is known.
 const CALLED: Duration = Duration::from_millis(500);
 
-/// Time after a request was tried at an engine that is down or failing, after which another request may be tried there.
+/// Minimum time between two requests that are tried at an engine that is down or failing.
 const SCOUT: Duration = Duration::from_secs(1);
 
 /// Names, in the metrics, of the outcomes of a request's wait for an engine to come up.
@@ -38,18 +38,19 @@ pub(crate) struct NoEngine {
 
 #[derive(Default)]
 struct Queue {
-    /// Number that the next request to enter the queue gets.
+    /// Number that the next request to enter the queue gets, which determines its place.
     next: u64,
     /// Waiting requests by their number in the queue, each with the signal that wakes it.
     waiting: BTreeMap<u64, Arc<Notify>>,
     /// Time at which the first request was last woken without a known change of the fleet.
     called: Option<Instant>,
-    /// Number of the request that is being tried at engines that are down or failing, and the time since when; None if
-    /// no request is being tried.
+    /// Number of the request that is being tried at engines that are down or failing, and the time at which the trial
+    /// began; None if no request is being tried.
     scout: Option<(u64, Instant)>,
 }
 
-/// Place of a request in the queue. The request keeps its place if it tries an engine that cannot be reached.
+/// Place of a request in the queue of requests that wait because no engine is up. The request keeps its place if it
+/// tries an engine that cannot be reached.
 pub(crate) struct EngineWait<'a> {
     room: &'a NoEngine,
     pub(super) number: u64,
@@ -76,7 +77,8 @@ impl NoEngine {
         self.call_after(None);
     }
 
-    /// Wakes the first waiting request periodically, and logs the outage periodically.
+    /// Wakes the first waiting request, and logs that no engine is up; called periodically, and does each only when it
+    /// is due.
     pub(crate) fn look(&self) {
         let is_time = {
             let mut queue = self.queue.lock();
@@ -100,7 +102,7 @@ impl NoEngine {
         }
     }
 
-    /// Assigns a place in the queue to a request; None if the queue is full.
+    /// Assigns a request a place in the queue of requests that wait because no engine is up; None if the queue is full.
     pub(super) fn enter(&self) -> Option<EngineWait<'_>> {
         let mut queue = self.queue.lock();
         if queue.waiting.len() >= self.most {
@@ -140,13 +142,13 @@ impl EngineWait<'_> {
         }
     }
 
-    /// Records that an engine has accepted the request.
+    /// Records that an engine has accepted the waiting request.
     pub(crate) fn placed(mut self) {
         self.outcome = PLACED;
         self.room.outage.place();
     }
 
-    /// Takes the request out of the queue while it is tried at an engine.
+    /// Takes the request out of the queue while the request is tried at an engine.
     pub(super) fn try_one(&self) {
         self.room.queue.lock().waiting.remove(&self.number);
     }
@@ -180,11 +182,11 @@ impl Drop for EngineWait<'_> {
     }
 }
 
-/// Interval between two log lines about an outage.
+/// Interval between two log lines about an outage (a time in which no engine is up).
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Time in which no request must lack an engine for an outage to be considered over, once an engine has accepted a
-/// waiting request.
+/// Time without a further request that lacks an engine after which an outage is considered over, once an engine has
+/// accepted a waiting request.
 const CALM: Duration = Duration::from_secs(1);
 
 /// Present outage, during which no engine is up, with figures for the log; None without an outage.
@@ -223,7 +225,7 @@ impl Outage {
         }
     }
 
-    /// Records that a request was refused because of the outage.
+    /// Records that a request was refused because of the outage (because no engine is up).
     pub(super) fn refuse(&self) {
         if let Some(numbers) = self.0.lock().as_mut() {
             numbers.refused += 1;
@@ -238,7 +240,8 @@ impl Outage {
         }
     }
 
-    /// Logs the outage if enough time has passed since the last log line. `waiting`: number of waiting requests.
+    /// Logs the outage (that no engine is up) if enough time has passed since the last log line. `waiting`: number of
+    /// waiting requests.
     pub(super) fn look(&self, waiting: usize) {
         let now = Instant::now();
         let mut outage = self.0.lock();

@@ -40,8 +40,8 @@ pub(crate) struct Placement {
     pub(super) model: Arc<ModelCounts>,
     /// Counters of the chosen engine for the request's model.
     pub(crate) counted: Arc<EngineModelCounts>,
-    /// Number that the request's header must have to select the engine's data-parallel rank; None if the engine has
-    /// only one.
+    /// Value of the request header that selects the data-parallel rank of the engine; None if the engine has only one
+    /// rank.
     pub(crate) rank: Option<u32>,
     /// Names of alternative engines for the request, the best one first; empty unless
     /// [`Places::name_others`](super::Places::name_others) was called.
@@ -57,17 +57,17 @@ pub(crate) struct Placement {
     /// Minimum and maximum number of prompt tokens cached at the chosen site, as reported by the service that indexes
     /// many sites; None without it.
     pub(super) bounds: Option<(u32, u32)>,
-    /// Claim of the chosen site about its cached tokens, which is compared with the engine's report when the request
-    /// ends; then set to None.
+    /// Claim of the chosen site about the number of prompt tokens that it has cached. The claim is compared with the
+    /// engine's report when the request ends, and is then set to None.
     pub(super) claim: Mutex<Option<Claim>>,
-    /// Prompt that was sent, from which the engine's answer may prove that blocks are cached; None if it can prove
-    /// nothing.
+    /// Prompt that was sent to the engine. From the engine's answer, the index may learn which of the prompt's blocks
+    /// the engine had cached; None if the index can learn nothing from it.
     pub(super) sent: Option<SentPrompt>,
     /// Number of the prompt's blocks that the engine held when chosen, according to the index; None if unknown.
     pub(super) held_then: Option<HeldThen>,
     /// True if the engine is a site: a fleet with a router and an index of its own.
     pub(super) is_at_site: bool,
-    /// Number of prompt tokens that the engine is expected to report; None if unknown.
+    /// Number of prompt tokens that the engine is expected to report for the request; None if unknown.
     pub(super) tokens: Option<u32>,
     /// Images and other media in the prompt, whose numbers of tokens can be computed from the answer; None for no
     /// media.
@@ -86,7 +86,7 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// Returns the data about the decision that the trace span of an attempt shows.
+    /// Returns the data about the routing decision that the trace span of an attempt at the engine shows.
     pub(crate) fn sent_request<'a>(&'a self, policy: &'a str) -> DecidedAttempt<'a> {
         let took = Duration::from_micros(u64::from(self.micros));
         DecidedAttempt { engine: &self.engine, rank: self.rank, policy, why: self.why, took, cached: self.cached }
@@ -160,7 +160,7 @@ impl Placement {
         Some(belief.belief())
     }
 
-    /// Records in the request's session that the request's answer has ended.
+    /// Records in the request's session (conversation of several requests) that the answer to the request has ended.
     pub(crate) fn answered(&self, sessions: &Sessions, seen: &AnswerFacts) {
         if let Some(turn) = &self.turn {
             sessions.end(turn, self.id.0, seen.stop);
@@ -198,6 +198,7 @@ impl Places {
     }
 
     /// Records the successful end of a request in the decision core (which chooses engines) and in all counters.
+    /// `seen`: facts read from the engine's answer.
     pub(crate) fn finish(&self, placement: &Placement, seen: AnswerFacts) {
         let output = seen.usage.output.or((seen.events > 0).then_some(seen.events));
         let cached = cached_of(placement, &seen.usage);

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::answers::observe::Stop;
 use crate::placing::decisions::Record;
 
-/// Maximum number of records that wait to be written to the file.
+/// Maximum number of records of routing decisions that wait to be written to the file.
 const QUEUE: usize = 8192;
 
 /// Number of records of decisions, by outcome: written, dropped or failed.
@@ -27,20 +27,20 @@ const QUEUE: usize = 8192;
 pub(crate) struct RecordCounts {
     /// Number of records of decisions written to the file.
     pub written: AtomicU64,
-    /// Number of records dropped because too many were waiting to be written.
+    /// Number of records of decisions dropped because too many records waited to be written.
     pub dropped: AtomicU64,
-    /// Number of records lost because the file could not be written.
+    /// Number of records of decisions lost because the file could not be written.
     pub failed: AtomicU64,
 }
 
 impl RecordCounts {
-    /// Returns the numbers of records, each with its name in metrics and answers.
+    /// Returns the numbers of records by outcome, each with its name in metrics and answers.
     pub(crate) fn by_name(&self) -> [(&'static str, u64); 3] {
         [("written", &self.written), ("dropped", &self.dropped), ("failed", &self.failed)]
             .map(|(name, count)| (name, count.load(Relaxed)))
     }
 
-    /// Returns the numbers of records as JSON for answers of the router.
+    /// Returns the numbers of records by outcome as JSON for answers of the router.
     pub(crate) fn to_json(&self) -> Value {
         self.by_name().into_iter().map(|(name, count)| (name.to_owned(), Value::from(count))).collect()
     }
@@ -74,7 +74,8 @@ impl Recorder {
         Ok(Self { queue: Some(queue), counts, thread: Some(thread) })
     }
 
-    /// Queues a record to be written soon. Never waits: a record is dropped and counted if the queue is full.
+    /// Queues a record of a decision to be written to the file soon. Never waits: the record is dropped and counted if
+    /// the queue is full.
     pub(crate) fn push(&self, record: Arc<Record>) {
         if self.queue.as_ref().is_none_or(|queue| queue.try_send(record).is_err()) {
             self.counts.dropped.fetch_add(1, Relaxed);
@@ -170,7 +171,7 @@ fn write_line(out: &mut Vec<u8>, record: &Record) {
     out.extend_from_slice(b"]}\n");
 }
 
-/// Rounds seconds to the microsecond, to keep lines short.
+/// Rounds a time in seconds to the microsecond, to keep the lines of the file short.
 fn to_micros(seconds: f64) -> f64 {
     (seconds * 1e6).round() / 1e6
 }

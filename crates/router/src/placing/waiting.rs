@@ -31,15 +31,16 @@ pub(super) struct Prompt {
     pub(super) keyspace: Option<Arc<Keyspace>>,
 }
 
-/// Message to the task of a request that waits for a decision.
+/// Message to the task of a request that waits for an engine to be chosen.
 pub(super) enum WaitUpdate {
-    /// End of the wait with a decision, and the bounds on cached tokens that a service above many sites reported.
+    /// End of the wait: the choice of an engine or its refusal, and the bounds on cached tokens that a service above
+    /// many sites reported.
     Decided(core::Outcome, Option<Arc<Bounds>>),
     /// Change of the fleet, so that other engines may now be eligible for the request.
     FleetChanged,
 }
 
-/// Request that waits for a decision.
+/// Request that waits for an engine to be chosen.
 pub(super) struct Waiter {
     pub(super) told: mpsc::UnboundedSender<WaitUpdate>,
     pub(super) prompt: Prompt,
@@ -67,7 +68,8 @@ impl Waiter {
     }
 }
 
-/// Interval at which waiting requests are examined without a known change, because some may have expired.
+/// Interval at which waiting requests are examined without a known change, because some requests may have waited too
+/// long.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Minimum time between two queries to an index in another process for the same waiting prompt.
@@ -113,7 +115,7 @@ impl Places {
         }
     }
 
-    /// Chooses an engine for the next waiting request. False if no engine has capacity, or no request waits.
+    /// Chooses an engine for the next waiting request. Returns false if no engine has capacity, or no request waits.
     async fn bind_one(&self) -> bool {
         let stale = if self.external_index.is_some() { ASKED_AGAIN } else { Duration::ZERO };
         let next: Vec<(u64, Prompt)> = {
@@ -162,7 +164,7 @@ impl Places {
         is_placed
     }
 
-    /// Looks up the blocks of several prompts that engines hold. The numbers identify the requests.
+    /// Looks up, for several waiting prompts, the blocks that engines hold. The numbers identify the requests.
     async fn look_up_all(&self, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, LookupResult> {
         let engines = self.fleet.engines().clone();
         let mut found = HashMap::new();

@@ -55,7 +55,8 @@ pub(crate) enum WarmUpResult {
 enum WarmUpStage {
     /// The warm-up has not begun or has not ended.
     Open,
-    /// The warm-up has ended, because the engine holds the maximum number of tokens to pull, or the time is over.
+    /// The warm-up has ended, because the engine holds the maximum number of tokens to pull, or because its time has
+    /// passed.
     Over,
     /// The warm-up has ended because one of its requests failed.
     Failed,
@@ -105,7 +106,7 @@ impl WarmUp {
 pub(crate) struct WarmUps {
     /// Maximum number of prompt tokens that one engine pulls in its warm-up; 0 for no warm-ups.
     most: u64,
-    /// Number of engines whose warm-up has not ended. It is read for each request.
+    /// Number of engines whose warm-up (pulls into the empty cache) has not ended. The number is read for each request.
     open: AtomicUsize,
     engines: Mutex<BTreeMap<core::WorkerId, EngineWarmUp>>,
     pub(crate) results: [AtomicU64; WARM_UPS.len()],
@@ -157,8 +158,8 @@ impl WarmUps {
         allowed.iter().copied().filter(is_due).take(MOST_ASKED).collect()
     }
 
-    /// Records that a warm-up request is about to be sent. False if it must not be sent, as the engine's warm-up is
-    /// over or another request is in flight.
+    /// Records that a warm-up request is about to be sent to an engine. Returns false if the request must not be sent,
+    /// as the engine's warm-up is over or another request of the warm-up is in flight.
     fn begin(&self, worker: core::WorkerId) -> bool {
         let mut engines = self.engines.lock();
         let Some(it) = engines.get_mut(&worker).filter(|it| it.is_due()) else { return false };
@@ -227,8 +228,8 @@ impl Places {
         due.find_map(|worker| self.warm_up(router, request, depths, held, worker))
     }
 
-    /// Makes the request that warms up an engine by pulling the blocks of this prompt; None if the prompt does not
-    /// qualify.
+    /// Makes the request that warms up an engine, by pulling the blocks of the prompt of a client's request; None if
+    /// the prompt is too short or too few of its blocks can be pulled.
     fn warm_up(
         &self,
         router: &mut core::Router,

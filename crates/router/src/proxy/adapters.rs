@@ -44,7 +44,8 @@ impl AdapterChange {
         }
     }
 
-    /// True if an engine's answer shows the desired state: the engine made the change, or was in that state before.
+    /// True if an engine's answer shows that the change is in force: the engine made the change, or the adapter was
+    /// loaded or unloaded before.
     fn is_done(self, status: StatusCode, body: &[u8]) -> bool {
         let text = String::from_utf8_lossy(body).to_lowercase();
         let says = |words: &[&str]| words.iter().any(|words| text.contains(words));
@@ -150,7 +151,8 @@ async fn ask(
     EngineAnswer { engine, answer }
 }
 
-/// Combines the engines' answers into one for the client: the common answer if all agree, else a list.
+/// Combines the engines' answers to a change of adapters into one answer for the client: the common answer if all
+/// agree, else a list.
 fn sum_up(what: AdapterChange, mut told: Vec<EngineAnswer>) -> Response<Answer> {
     let said = |told: &EngineAnswer| told.answer.as_ref().ok().map(|(status, _, body)| (*status, body.clone()));
     let first = told.first().and_then(said);

@@ -36,7 +36,7 @@ enum Silence {
 pub(crate) struct AnswerBody {
     connection: Option<Connection>,
     framing: Framing,
-    /// True if the connection to the engine can be reused after this answer.
+    /// True if the connection to the engine can be reused after this answer has been forwarded.
     keep: bool,
     shard: usize,
     observer: Observer,
@@ -48,7 +48,7 @@ pub(crate) struct AnswerBody {
     heard: Instant,
     /// Interval at which a client that waits for the first token gets a comment; 0 for no comments.
     comment: Duration,
-    /// Time of the last comment; None if none was sent.
+    /// Time of the last comment sent to the client; None if none was sent.
     commented: Option<Instant>,
     /// True once the body is being sent to the client.
     goes_out: bool,
@@ -162,8 +162,8 @@ impl AnswerBody {
         self.flight.answered(status);
     }
 
-    /// Ends an answer that broke off before any part of it was forwarded. True if the answer has buffered events, which
-    /// only report the start of work and can be forwarded if no other engine answers.
+    /// Ends an answer that broke off before any part of it was forwarded to the client. Returns true if the answer has
+    /// buffered events, which only report the start of work and can be forwarded if no other engine answers.
     pub(crate) fn give_up(&mut self, fault: &Fault) -> bool {
         let has_begun = self.observer.is_holding() && matches!(self.observer, Observer::Events(_));
         self.flight.note_failure(fault);
@@ -227,7 +227,7 @@ impl AnswerBody {
         }
     }
 
-    /// Returns the next piece of the answer that can be forwarded; None at the end.
+    /// Returns the next piece of the engine's answer that can be forwarded to the client; None at the end.
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Fault>>> {
         loop {
             let Some(connection) = &mut self.connection else {
@@ -278,7 +278,7 @@ impl AnswerBody {
         }
     }
 
-    /// True if no data have arrived of an answer that cannot be empty.
+    /// True if no data have arrived of an answer whose body should not be empty.
     fn is_empty(&self) -> bool {
         !self.has_begun && self.observer.expects_some()
     }

@@ -44,7 +44,8 @@ pub(crate) enum LastAttempt {
 }
 
 impl LastAttempt {
-    /// Counts and logs a request that no engine answers. `id`: the request's id; `why`: the refusal for the client.
+    /// Counts and logs a request that got no answer from any engine. `id`: the request's id; `why`: the refusal for the
+    /// client.
     pub(crate) fn count(self, counts: &Counts, model: &ModelCounts, id: Option<&HeaderValue>, why: &Refusal) {
         model.given_up[self as usize].fetch_add(1, Relaxed);
         let Some(left_out) = counts.given_up_lines[self as usize].take() else { return };
@@ -60,14 +61,14 @@ impl LastAttempt {
     }
 }
 
-/// State of the attempts to serve one request.
+/// State of the router's attempts to serve one request at engines.
 pub(crate) struct Attempts {
     repeatable: bool,
-    /// Number of retries that are still permitted.
+    /// Number of retries of the request that are still permitted.
     left: u32,
-    /// Number of times that the request was sent and not answered.
+    /// Number of times that the request was sent to an engine and not answered.
     lost: u32,
-    /// Maximum number of retries.
+    /// Maximum number of retries of the request.
     retries: u32,
     /// Engines at which the request failed.
     tried: Vec<Arc<Engine>>,
@@ -75,11 +76,12 @@ pub(crate) struct Attempts {
     unreachable: Vec<Arc<Engine>>,
     /// True before the first attempt, and after an attempt in which nothing was sent to the engine.
     is_unsent: bool,
-    /// True if these attempts belong to a hedge, while another engine processes the same request.
+    /// True if these attempts belong to a hedge (a second attempt at another engine while the first has not answered).
     is_beside: bool,
     /// Engines that are blamed for their failed attempts if another engine answers the request.
     suspects: Vec<Arc<Engine>>,
-    /// Engine that closed a reused connection in the last attempt, which may be working; None if no engine did.
+    /// Engine that closed a reused connection in the last attempt, and that may nevertheless be working; None if no
+    /// engine did.
     stale: Option<Arc<Engine>>,
 }
 
@@ -127,8 +129,8 @@ impl Attempts {
         !self.repeatable || self.lost > 0
     }
 
-    /// Records that the request failed at `engine`, perhaps because of `suspect`, which is the same engine or its
-    /// prefill engine. Returns the reason why the request is not retried; None if it may be retried.
+    /// Records that the request failed at `engine`, perhaps through the fault of `suspect`, which is the same engine or
+    /// its prefill engine. Returns the reason why the request is not retried; None if it may be retried.
     pub(crate) fn note_failure(
         &mut self,
         engine: &Arc<Engine>,
@@ -150,7 +152,7 @@ impl Attempts {
         why_not
     }
 
-    /// Records that the request failed at an engine. The engine is blamed if another one answers.
+    /// Records that the request failed at an engine. The engine is blamed if another engine answers the request.
     pub(crate) fn lose(&mut self, engine: &Arc<Engine>, fault: &Fault) {
         self.lost += u32::from(fault.may_have_been_sent());
         let is_suspect = match fault {
@@ -181,7 +183,7 @@ impl Attempts {
     }
 
     /// Permits one more attempt at the engine that closed a reused connection, in case no other engine is available.
-    /// False if no engine closed one.
+    /// Returns false if no engine closed a reused connection.
     pub(crate) fn go_back(&mut self) -> bool {
         let Some(stale) = self.stale.take() else { return false };
         self.tried.retain(|engine| !Arc::ptr_eq(engine, &stale));
@@ -206,7 +208,8 @@ impl Attempts {
 
 /// Minimum number of observed times to the first token before requests are hedged.
 const LEAST_SAMPLES: u64 = 100;
-/// Minimum number of requests in flight for each open hedge, so that at most 5 % of the requests are hedged.
+/// Minimum number of requests in flight for each open hedge (second attempt at another engine), so that at most 5 % of
+/// the requests are hedged.
 const EACH: usize = 20;
 
 /// Returns the time after which a request is hedged (sent to a second engine too); None if hedging is off, or too few
@@ -216,7 +219,7 @@ pub(super) fn wait(config: &Config, counts: &Counts) -> Option<Duration> {
     (quantile > 0.0).then(|| counts.first_token.quantile(quantile, LEAST_SAMPLES)).flatten()
 }
 
-/// Guard by which an open hedge is counted until dropped.
+/// Guard of an open hedge (a second attempt at another engine), which is counted as open until the guard is dropped.
 struct HedgeCount<'a>(&'a AtomicUsize);
 
 impl<'a> HedgeCount<'a> {
@@ -225,7 +228,8 @@ impl<'a> HedgeCount<'a> {
         Self::take(&counts.open_hedges, in_flight)
     }
 
-    /// Counts one more open hedge; None if the hedges would exceed the permitted share of the requests in flight.
+    /// Counts one more open hedge (second attempt at another engine); None if the hedges would exceed the permitted
+    /// share of the requests in flight.
     fn take(open: &'a AtomicUsize, in_flight: usize) -> Option<Self> {
         let one_more =
             |open: usize| (open.saturating_mul(EACH) < in_flight.saturating_sub(open)).then(|| open.saturating_add(1));

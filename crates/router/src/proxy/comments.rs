@@ -25,16 +25,16 @@ use crate::counts::Counts;
 use crate::engines::json_fields::{pick, read};
 use crate::engines::request_head::REQUEST_ID;
 
-/// Header that makes nginx forward data at once.
+/// Header of an answer that makes nginx, as a proxy before the router, forward data at once.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// Maximum number of bytes read from an engine's refusal.
+/// Maximum number of bytes read from an engine's answer by which the engine refuses a request.
 const MAX_REFUSAL: usize = 64 << 10;
 
 /// Future that serves a request, up to the first byte of an answer.
 pub(super) type Work = Pin<Box<dyn Future<Output = Result<Response<Answer>, Refusal>> + Send>>;
 
-/// Stream to a client that has waited long, which begins before an engine's answer.
+/// Stream of comments to a client that has waited long, which begins before an engine's answer arrives.
 struct EarlyStream {
     counts: Arc<Counts>,
     /// Label of the request's model in the metrics.
@@ -45,7 +45,7 @@ struct EarlyStream {
     state: State,
 }
 
-/// State of the answer for which the client waits.
+/// State of the engine's answer for which the client waits.
 enum State {
     /// No answer from an engine yet; the future yields the answer.
     Waiting(Work),
@@ -111,13 +111,13 @@ impl EarlyStream {
         None
     }
 
-    /// Ends the stream with an event that reports a refusal.
+    /// Ends the client's stream with an event that reports a refusal.
     fn end(&mut self, refusal: &Refusal) -> Bytes {
         self.state = State::Over;
         refusal.event(self.dialect)
     }
 
-    /// Returns a comment for the client when the interval since the last one is over.
+    /// Returns a comment for the client once the interval since the last comment has passed.
     fn poll_comment(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
         ready!(self.timer.as_mut().poll(context));
         self.timer.as_mut().reset(Instant::now() + self.every);

@@ -54,7 +54,7 @@ pub(crate) struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    /// Starts the wait, which lasts at most for the time `first_byte`.
+    /// Starts the wait for the first byte of the answer of `engine`. The wait lasts at most for the time `first_byte`.
     pub(crate) fn new(first_byte: Duration, engine: &'a Engine) -> Self {
         let until = Instant::now() + first_byte;
         Self { engine, until, downs: engine.health.downs() }

@@ -92,7 +92,8 @@ impl Flight {
         self.placement.engine.note_sign_of_life();
     }
 
-    /// Records that the head of an answer with the status `status` has arrived. The body may still be an error.
+    /// Records that the head of the engine's answer, with the status `status`, has arrived. The body may still be an
+    /// error.
     pub(crate) fn note_head(&mut self, status: u16) {
         self.note_sign_of_life();
         if let Some(span) = &mut self.span {
@@ -100,7 +101,7 @@ impl Flight {
         }
     }
 
-    /// Records that a piece of the answer's body has arrived.
+    /// Records that a piece of the body of the engine's answer has arrived.
     pub(crate) fn note_piece(&mut self) {
         self.note_sign_of_life();
         if !self.has_byte {
@@ -154,7 +155,7 @@ impl Flight {
         self.proxy.answer_engines.insert(id, &self.engine().name);
     }
 
-    /// Records that the answer is an error or ends with one.
+    /// Records that the engine's answer is an error or ends with an error.
     pub(crate) fn note_error(&mut self, failure: Failure) {
         self.refused = true;
         if failure.is_of_the_request() {
@@ -164,7 +165,7 @@ impl Flight {
         if failure.is_first { self.note_failure(&fault) } else { self.broke(&fault) }
     }
 
-    /// Records the end of an answer that was received completely.
+    /// Records the end of an engine's answer that was received completely. `seen`: facts read from the answer.
     pub(crate) fn note_end(&mut self, seen: AnswerFacts) {
         if let Some(failure) = seen.failure {
             self.note_error(failure);
@@ -195,7 +196,7 @@ impl Flight {
         }
     }
 
-    /// Records that the answer broke off in the middle. `fault`: reason for the break.
+    /// Records that the engine's answer broke off in the middle. `fault`: reason for the break.
     pub(crate) fn broke(&mut self, fault: &Fault) {
         if self.end() {
             self.engine().counts.broken.fetch_add(1, Relaxed);
@@ -240,7 +241,7 @@ impl Flight {
         }
     }
 
-    /// Marks the request as ended; true at the first call, false at later ones.
+    /// Marks the request as ended. Returns true at the first call, false at later ones.
     fn end(&mut self) -> bool {
         if self.ended {
             return false;
@@ -280,7 +281,7 @@ pub(super) enum PrefillResult {
     Refused(Verdict),
 }
 
-/// Error answer whose cause is the request, not the engine.
+/// Error answer of an engine whose cause is the request, not the engine.
 pub(crate) struct Verdict {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
@@ -288,7 +289,7 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// True if the answer states that the engine does not have the requested model.
+    /// True if the error answer states that the engine does not have the requested model.
     pub(super) fn denies_model(&self) -> bool {
         denies_model(self.status.as_u16(), &self.body)
     }

@@ -31,10 +31,11 @@ use crate::proxy::Forwarder;
 use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
-/// Maximum size of the parameters in a prefill engine's answer, in bytes. The parameters list the blocks of the prompt.
+/// Maximum size, in bytes, of the parameters in a prefill engine's answer. The parameters list the blocks of the prompt
+/// for the decode engine.
 const MAX_PARAMETERS: usize = 4 << 20;
 
-/// State of prefill when the request is sent to the decode engine.
+/// State of prefill (computation of the prompt by another engine) when the request is sent to the decode engine.
 pub(crate) enum PrefillState {
     /// Prefill is complete; the bytes are the request body for the decode engine.
     Body(Bytes),
@@ -43,7 +44,7 @@ pub(crate) enum PrefillState {
     Meanwhile(Bytes, Leg),
     /// No prefill engine is used; the decode engine computes the prompt.
     Alone,
-    /// The request needs a prefill engine, and none is available; the value is the refusal for the client.
+    /// The request needs a prefill engine, and no prefill engine is available; the value is the refusal for the client.
     Refused(Refusal),
 }
 
@@ -152,7 +153,7 @@ pub(crate) async fn prepare(
 }
 
 impl PrefillState {
-    /// Returns the position of the state's name in [`PREPARED`].
+    /// Returns the position, in [`PREPARED`], of the name of this state of prefill.
     pub(crate) fn number(&self) -> usize {
         match self {
             Self::Body(_) => 0,
@@ -185,7 +186,7 @@ fn prompts(fields: &Fields<'_>, name: &str) -> Option<usize> {
     serde_json::from_str::<Vec<IgnoredAny>>(raw).ok().map(|prompts| prompts.len())
 }
 
-/// Returns the number of answers to each prompt that a request to SGLang asks for.
+/// Returns the number of answers to each prompt that a request asks for, in the request format of SGLang.
 fn answers(fields: &Fields<'_>) -> usize {
     let number = |raw: Option<&&RawValue>| serde_json::from_str::<usize>(raw?.get()).ok();
     // In a request of its own API they are among the parameters, of which there may be a list.

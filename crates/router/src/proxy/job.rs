@@ -38,10 +38,10 @@ pub(super) struct Job<'a> {
     pub(super) facts: &'a RequestFacts,
     pub(super) reading: AnswerFormat,
     pub(super) task: Task,
-    /// True if vLLM's protocol can transfer the prompt's blocks from a prefill engine.
+    /// True if the blocks of the prompt can be transferred from a prefill engine by vLLM's protocol.
     pub(super) takes_over: bool,
     pub(super) forwards_ids: bool,
-    /// True if the engine stores the result of the request.
+    /// True if the engine stores the result of the request for the client, such as a response or a file.
     pub(super) keeps: bool,
     /// Place where the request names the model: a field of a JSON body, a field of a form, or nowhere.
     pub(super) model: ModelAt,
@@ -280,7 +280,7 @@ impl Job<'_> {
 }
 
 impl<'a> Job<'a> {
-    /// Makes another engine pull the prompt's blocks (a warm-up), in the background.
+    /// Makes another engine pull the prompt's blocks into its cache (a warm-up), in the background.
     fn warm_up(&self, warm_up: Box<WarmUp>) {
         let Self { proxy, facts, model, body, ref outgoing, .. } = *self;
         let renamed = rename(&warm_up.engine, facts, model, outgoing.headers, body);
@@ -352,13 +352,14 @@ fn has_other(fleet: &Fleet, engine: &Arc<Engine>, tried: &[Arc<Engine>]) -> bool
     fleet.engines().iter().any(|other| !is_asked(other))
 }
 
-/// True if an answer with the status `status` concerns only the engine, not the request, so that another engine may
+/// True if an answer with the status `status` results from the engine, not from the request, so that another engine may
 /// serve the request.
 fn is_worth_another(status: StatusCode) -> bool {
     matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE)
 }
 
-/// Returns the pause that an engine requests by the status and `Retry-After` of its answer; None if it requests none.
+/// Returns the pause without requests that an engine asks for by the status and `Retry-After` of its answer; None if it
+/// asks for none.
 pub(crate) fn pause_wanted(status: StatusCode, retry_after: Option<&HeaderValue>) -> Option<Duration> {
     if !matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         return None;

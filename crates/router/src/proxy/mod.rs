@@ -52,7 +52,8 @@ pub(crate) struct Forwarder {
     pub(crate) sessions: Sessions,
     /// State for sending completions to engines as token ids.
     pub(crate) tokens: Tokens,
-    /// Priorities of requests by the objective that they name in a header.
+    /// Table of the priorities of requests, by the objective (a priority class of the cluster) that a request names in
+    /// a header.
     pub(crate) objectives: Objectives,
     /// Engines that store responses, files and other items for clients, by the items' ids.
     pub(crate) answer_engines: AnswerEngines,

@@ -21,10 +21,10 @@ use super::body_fields::fields;
 use crate::engines::{Engine, ask};
 use crate::requests::facts::RequestFacts;
 
-/// Time after which the agreement of an engine's tokenizer with the router's is checked again.
+/// Time after which the router checks again whether an engine's tokenizer agrees with its own.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Maximum number of pairs of engine and model for which the result of the check is stored.
+/// Maximum number of pairs of engine and model for which the result of the comparison of tokenizers is stored.
 const MOST: usize = 4096;
 
 /// Names, in the metrics, of the outcomes for the prompt of a completion: sent as token ids, or the reason for sending
@@ -36,7 +36,8 @@ pub(crate) const RESULTS: [&str; 7] =
 #[derive(Default)]
 pub(crate) struct Tokens {
     proofs: Mutex<HashMap<(Arc<str>, String), Proof>>,
-    /// Number of completions, by the outcome for the prompt ([`RESULTS`]): token ids, or the reason for sending text.
+    /// Number of completions by the way in which their prompts were sent ([`RESULTS`]): as token ids, or as text for a
+    /// reason.
     pub(crate) counts: [AtomicU64; RESULTS.len()],
 }
 
@@ -51,7 +52,8 @@ struct Proof {
 }
 
 impl Tokens {
-    /// Drops the results of checks of an engine that has left or returned, as its tokenizer may differ now.
+    /// Drops the results of comparisons of tokenizers for an engine that has left or returned, as its tokenizer may
+    /// differ now.
     pub(crate) fn forget(&self, engine: &Engine) {
         self.proofs.lock().retain(|(name, _), _| *name != engine.name);
     }
@@ -62,8 +64,8 @@ impl Tokens {
         self.counts[5].fetch_add(1, Relaxed);
     }
 
-    /// Returns two values: true if the engine's tokenizer agrees with the router's, and true if a check is due, which
-    /// the caller must make.
+    /// Returns two values: true if the engine's tokenizer agrees with the router's, and true if a new comparison is
+    /// due, which the caller must make.
     pub(super) fn proof(&self, engine: &Engine, model: &str) -> (bool, bool) {
         let faults = engine.counts.faults().iter().sum();
         let mut proofs = self.proofs.lock();
@@ -111,7 +113,8 @@ const PROBE: &str = "The quick brown fox's 1234567890 jumps,  over\tthe\n\n lazy
     <s> </s> <unk> <pad> <bos> <eos> [INST] [/INST] <|endoftext|> <|im_start|>user<|im_end|> <|eot_id|> \
     <|begin_of_text|> <start_of_turn> <think></think> <tool_call> <|user|> aaaaaaaaaaaaaaaaaaaaaaaa  ";
 
-/// Makes the body of a completion for an engine: with token ids if the conditions are met, else unchanged.
+/// Makes the body of a completion for an engine: with token ids in place of text if the engine's tokenizer agrees with
+/// the router's and the request allows this, else unchanged.
 pub(crate) fn body_of_ids(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, facts: &RequestFacts, body: &Bytes) -> Bytes {
     let (result, body) = match rewritten(proxy, engine, facts, body) {
         Ok(made) => (0, made),

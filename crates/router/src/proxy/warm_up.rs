@@ -13,8 +13,8 @@ use crate::answers::observe::{AnswerFormat, Observer, error_of};
 use crate::engines::ask;
 use crate::placing::{WarmUp, WarmUpResult};
 
-/// Part of the time limit of a warm-up request, in which the engine computes the rest of the prompt. The other part is
-/// twice the expected duration of the pull.
+/// Part of the time limit of a warm-up request (which makes an engine pull blocks) that is allowed for computing the
+/// rest of the prompt. The other part is twice the expected duration of the pull.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sends a warm-up request, in the background, to an engine that must pull a prompt's blocks. `path` and `body`: those

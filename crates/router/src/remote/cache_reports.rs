@@ -27,9 +27,11 @@ const QUEUE: usize = 64;
 /// Time limit for sending a report of cached tokens. The age stated in a report is increased by this time, to allow for
 /// its transmission.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Interval between reports of cached tokens while no report is useful to the index, in milliseconds.
+/// Interval, in milliseconds, between reports of cached tokens to the index while the index learns nothing from
+/// reports.
 const SELDOM: u64 = 1000;
-/// Time after a report that was useful to the index for which every prompt is reported, in milliseconds.
+/// Time, in milliseconds, for which every prompt is reported to the index after a report from which the index learnt
+/// something.
 const WANTED: u64 = 30_000;
 
 /// Names of the outcomes of reports of cached tokens, in the metrics.
@@ -40,15 +42,18 @@ const DROPPED: usize = 2;
 const REFUSED: usize = 3;
 const NOT_TAKEN: usize = 4;
 
-/// Sender of reports of cached tokens to the index in another process.
+/// Sender of reports to the index in another process. Each report states how many tokens of a prompt an engine had
+/// cached.
 pub(crate) struct CacheReporter {
     at: Engine,
     routing_group: String,
     /// Number of reports of cached tokens to the index, by the outcome ([`RESULTS`]).
     pub(crate) counts: [AtomicU64; RESULTS.len()],
-    /// Time until which every prompt is reported, in milliseconds of the router's clock.
+    /// Time until which every prompt is reported to the index, in milliseconds of the router's clock. The time is moved
+    /// on whenever the index learns from a report.
     wanted_until: AtomicU64,
-    /// Time from which the next report is sent even if reports are not useful, in milliseconds of the router's clock.
+    /// Time from which the next report is sent even if the index learnt nothing from the reports before, in
+    /// milliseconds of the router's clock.
     next: AtomicU64,
     /// True if the log already says that the index refused a report.
     has_complained: AtomicBool,
@@ -56,7 +61,7 @@ pub(crate) struct CacheReporter {
     waiting: Mutex<Option<mpsc::Receiver<CacheReport>>>,
 }
 
-/// Report of a prompt, with the number of its tokens that an engine had cached.
+/// Report to the index in another process: a prompt, and the number of its tokens that an engine had cached.
 pub(crate) struct CacheReport {
     pub(crate) worker: String,
     pub(crate) rank: u32,
@@ -82,7 +87,7 @@ struct Report<'a> {
 }
 
 impl CacheReporter {
-    /// Makes the sender of reports; None without an index in another process that learns from reports.
+    /// Makes the sender of reports on cached tokens; None without an index in another process that learns from reports.
     pub(crate) fn new(config: &Config, tls: &Arc<ClientConfig>) -> Result<Option<Arc<Self>>, Error> {
         let Some(url) = &config.index else { return Ok(None) };
         let at = EngineConfig { key: config.index_key.clone(), ..EngineConfig::at(url) };
@@ -99,7 +104,7 @@ impl CacheReporter {
         })))
     }
 
-    /// True if the next prompt must be reported to the index.
+    /// True if the next prompt must be reported to the index, with its number of cached tokens.
     pub(crate) fn wants(&self) -> bool {
         let now = millis();
         if now < self.wanted_until.load(Relaxed) {

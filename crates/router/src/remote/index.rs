@@ -29,9 +29,9 @@ pub(crate) struct RemoteIndex {
     routing_group: String,
     /// Number of the connection pool that is used by tasks without a client's request.
     pub(crate) own_shard: usize,
-    /// Number of lookups that the index answered in time.
+    /// Number of look-ups of prompts that the index answered in time.
     pub(crate) answered: AtomicU64,
-    /// Number of lookups that the index did not answer in time.
+    /// Number of look-ups of prompts that the index did not answer in time.
     pub(crate) unanswered: AtomicU64,
 }
 

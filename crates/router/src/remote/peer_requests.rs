@@ -31,7 +31,7 @@ pub(crate) const MOST_BYTES: usize = 4 << 20;
 /// Maximum number of blocks of prompts in a report to another router; they use a quarter of the report's bytes.
 const MOST_BLOCKS: usize = 1 << 17;
 
-/// Time for which a report about requests is valid at another router.
+/// Time for which another router may use a report about this router's requests.
 const COUNTS: Duration = Duration::from_secs(2);
 /// Longest period of validity that is accepted in another router's report, in seconds.
 const MOST_SECONDS: f64 = 60.0;
@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Interval at which this router's requests are examined for changes to report.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time after which a report is sent even without changes, or repeated after a failure.
+/// Time after which a report to another router is sent even without changes, or repeated after a failure.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Interval at which the host name of other routers is resolved again.
 const RESOLVE: Duration = Duration::from_secs(5);
@@ -79,7 +79,8 @@ impl SentRow {
         }
     }
 
-    /// Decodes the content hashes; None if they are malformed, or numbers in the entry contradict each other.
+    /// Decodes the content hashes of the request's prompt; None if they are malformed, or numbers in the entry
+    /// contradict each other.
     fn content_hashes(&self) -> Option<Vec<u64>> {
         let bytes = STANDARD.decode(&self.hashes).ok()?;
         let blocks = self.tokens.checked_div(self.block_size)? as usize;
@@ -95,7 +96,7 @@ pub(crate) struct Report {
     router: u64,
     /// Time for which the other router may use the report, in seconds.
     seconds: f64,
-    /// Number of the report, by which the next report refers to it.
+    /// Number of this report, by which the next report refers to this one.
     number: u64,
     /// Number of the preceding report; 0 if this report lists all requests from scratch.
     after: u64,
@@ -106,7 +107,7 @@ pub(crate) struct Report {
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct ReportAnswer {
-    /// Number of the report if the router has accepted the report, else 0.
+    /// Number of the report if the answering router has accepted the report, else 0.
     number: u64,
     /// True if the router sent the report to itself, because its own address is among the configured ones.
     own: bool,
@@ -126,7 +127,7 @@ pub(crate) trait SharedRequests: Send + Sync + 'static {
     /// `most_blocks` blocks of prompts.
     fn changes_since(&self, told: &mut RequestReport, most_blocks: usize) -> RequestChanges<SentRow>;
 
-    /// True if requests reported by the router `peer` are stored and still valid.
+    /// True if requests that the router `peer` has reported are stored here and still valid.
     fn hears_of(&self, peer: u64) -> bool;
 
     /// Applies the changes among another router's requests. `anew`: true to drop the requests that the router reported
@@ -324,7 +325,7 @@ impl Report {
     }
 }
 
-/// Stores the requests in another router's report, and makes the answer.
+/// Stores the requests in another router's report, and makes the answer to that router.
 ///
 /// # Errors
 /// [`Refusal`] if numbers in the report contradict each other.

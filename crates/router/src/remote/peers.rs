@@ -36,7 +36,7 @@ pub(crate) const UNKNOWN_ENGINE: usize = 5;
 /// Numbers of the last reports accepted from other routers, by the sending router's id.
 pub(crate) type Positions = HashMap<u64, u64>;
 
-/// Other routers in front of the same engines, with the state of the exchange with them.
+/// Other routers in front of the same engines, with the state of the exchange of reports about requests.
 pub(crate) struct Peers {
     /// Random id by which this router identifies itself to other routers.
     pub(crate) number: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Peers {
     tls: Arc<ClientConfig>,
 }
 
-/// Host name all of whose addresses are other routers.
+/// Host name whose addresses are all those of other routers.
 #[derive(Clone)]
 pub(crate) struct Name {
     pub(crate) host: String,

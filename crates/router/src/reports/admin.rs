@@ -45,7 +45,7 @@ const CHANGE_CODES: [&str; 8] = [
     "closed",
 ];
 
-/// Number of decisions above which the JSON of an answer is made on another thread.
+/// Number of decisions above which the JSON of an answer with routing decisions is made on another thread.
 const MANY_DECISIONS: usize = 1024;
 
 /// Answers whether the router is ready for requests: an engine is up, and the router is not shutting down. The index
@@ -260,12 +260,12 @@ fn change_alone(places: &Places, action: &'static str, name: &str) -> Result<Fle
     Ok(FleetAnswer { status: StatusCode::OK.as_u16(), ..FleetAnswer::default() })
 }
 
-/// Decodes a name from a path with percent-encoding (`%XX` for a byte).
+/// Decodes an engine's name from a path with percent-encoding (`%XX` for a byte).
 fn decoded(name: &str) -> String {
     percent_encoding::percent_decode_str(name).decode_utf8_lossy().into_owned()
 }
 
-/// Applies the report of another router about its requests, and answers it.
+/// Applies the report of another router about its requests, and answers the report.
 pub(crate) async fn hear_report(
     reader: &BodyReader,
     peers: &Peers,

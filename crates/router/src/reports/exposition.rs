@@ -31,7 +31,7 @@ use crate::reports::model_metrics;
 use crate::requests::facts;
 use crate::spans::SPAN_RESULTS;
 
-/// Writes all metrics as text in Prometheus's format.
+/// Writes all metrics of the router as text in Prometheus's format.
 pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("kvatlas_router");
     registry.register_collector(Box::new(Scrape(app.clone())));

@@ -23,7 +23,7 @@ use crate::engines::Engine;
 use crate::engines::fleet::Fleet;
 use crate::placing::Places;
 
-/// Returns the state of all engines as JSON.
+/// Returns the state of all engines as JSON, for the answer to `GET /workers`.
 pub(crate) fn workers(places: &Places) -> Value {
     places.fleet().engines().iter().map(|engine| worker(places, engine)).collect()
 }

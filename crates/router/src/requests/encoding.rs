@@ -90,12 +90,12 @@ impl Encoding {
     }
 }
 
-/// Reason why a body could not be decompressed.
+/// Reason why a request body could not be decompressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UnpackFault {
-    /// The body is not in the stated format, or is too long when decompressed.
+    /// The body is not in the stated compression format, or is too long when decompressed.
     Unreadable,
-    /// The memory limit for bodies leaves no room for the result.
+    /// The memory limit for bodies leaves no memory for the decompressed body.
     NoRoom,
 }
 

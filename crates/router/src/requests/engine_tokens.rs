@@ -34,7 +34,7 @@ pub(crate) struct EngineTokens {
     pub(crate) is_rendered: bool,
 }
 
-/// Reason why no engine returned a prompt's tokens, with the engines' answers.
+/// Reason why no engine returned the tokens of a prompt, with the engines' answers.
 pub(crate) struct Silence {
     pub(crate) why_not: PromptFailure,
     pub(crate) said: Option<String>,
@@ -131,7 +131,7 @@ async fn tokens(
     Ok(Err(Silence { why_not: PromptFailure::NotAnswered, said: words(said) }))
 }
 
-/// Joins the engines' answers that had no tokens into one text; None if no engine was asked.
+/// Joins the engines' answers without tokens into one text, for the log; None if no engine was asked.
 fn words(said: Vec<String>) -> Option<String> {
     (!said.is_empty()).then(|| said.join("; "))
 }

@@ -19,7 +19,7 @@ pub(crate) struct PromptEvidence {
     salt: Option<String>,
 }
 
-/// Index that learns from a prompt: in this process, or in another one.
+/// Index that learns which blocks engines hold from a prompt and its cached tokens: in this process, or in another one.
 enum LearningIndex {
     Here(Arc<Keyspace>),
     /// Index in another process, with the name of the model or adapter there.
@@ -68,7 +68,8 @@ impl PromptEvidence {
         }
     }
 
-    /// Records that the request is about to be sent to a worker's rank. None if the index cannot learn from the answer.
+    /// Records that the request is about to be sent to a worker's rank. Returns None if the index cannot learn which
+    /// blocks the rank holds from the answer.
     pub(crate) fn sent(self: &Arc<Self>, worker: &str, rank: u32) -> Option<SentPrompt> {
         let new = || SentPrompt { telling: self.clone(), rank, at: Instant::now() };
         let is_wanted = match &self.to {

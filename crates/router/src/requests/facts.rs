@@ -45,12 +45,12 @@ pub(crate) struct RequestFacts {
 pub(crate) struct WaitTime(AtomicU64);
 
 impl WaitTime {
-    /// Adds a wait that has ended to the sum.
+    /// Adds a wait of the request that has ended to the sum of its waits.
     pub(crate) fn add(&self, wait: Duration) {
         self.0.fetch_add(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Returns the sum of the waits, in seconds.
+    /// Returns the sum of the request's waits so far, in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         self.0.load(Relaxed) as f64 / 1e6
     }
@@ -76,7 +76,7 @@ pub(crate) struct BodyFields {
     pub(crate) lacks_usage: bool,
     /// True if the body has the field `stream_options`.
     pub(crate) has_stream_options: bool,
-    /// True if the engine may truncate the prompt to make it fit.
+    /// True if the engine may truncate the prompt so that it fits into the model's context.
     pub(crate) may_be_cut: bool,
     /// Number of tokens that the answer needs in the context in addition to the prompt; None if the answer has no
     /// tokens.
@@ -110,9 +110,9 @@ pub(crate) struct PromptFacts {
     pub(crate) is_counted: bool,
     /// True if `tokens` is exact for every engine, and the engine must not truncate the prompt.
     pub(crate) is_exact: bool,
-    /// True if the prompt has the same tokens for all engines of its model, whatever their way of rendering chats.
+    /// True if the prompt has equal tokens for all engines of the model, whatever their way of rendering chats.
     pub(crate) is_alike: bool,
-    /// Token ids of the prompt, if the request may be sent to engines as ids.
+    /// Token ids of the prompt, if the prompt may be sent to engines as token ids instead of text.
     pub(crate) ids: Option<Vec<u32>>,
     /// Reason why the router has no tokens, while an engine may still provide them; None if tokens are known.
     pub(crate) why_not: Option<PromptFailure>,
@@ -125,7 +125,7 @@ pub(crate) struct PromptFacts {
     pub(crate) keyspace: Option<Arc<Keyspace>>,
 }
 
-/// Hints on where and when to send a request: session, priority, and an engine that must be chosen.
+/// Hints, from the request, on where and when to send it: session, priority, and an engine that must be chosen.
 #[derive(Default)]
 pub(crate) struct RoutingHints {
     /// Id of the session that the request names; None for a request without one.
@@ -209,7 +209,7 @@ impl BodyFields {
 }
 
 impl PromptFacts {
-    /// Makes the facts for a body whose prompt is not parsed, with an estimated number of tokens.
+    /// Makes the facts for a request whose prompt is not parsed, with a number of tokens estimated from the body.
     pub(crate) fn of_work(body: &[u8]) -> Self {
         let is_json = body.first().is_some_and(|first| matches!(first, b'{' | b'['));
         let is_text = is_json && memmem::find(body, b";base64,").is_none();
@@ -287,7 +287,8 @@ pub(crate) struct Salts {
     main: Engine,
     vllm: Option<String>,
     sglang: Option<String>,
-    /// True if most engines of the model keep the request's blocks apart by a key that their events do not announce.
+    /// True if most engines of the model keep the request's blocks apart from others by a key that their events do not
+    /// announce.
     pub(crate) is_own: bool,
 }
 

@@ -24,9 +24,9 @@ pub(crate) fn takes_long(body: &[u8]) -> bool {
     body.len() > LONG_BODY || body.len() > SHORT_BODY && openings(body) > MANY
 }
 
-/// Counts opening braces and brackets, including those within texts.
+/// Counts the opening braces and brackets in the JSON of a body, including those within texts.
 fn openings(body: &[u8]) -> usize {
-    /// Number of bytes whose brackets are counted in one byte, which thus cannot overflow.
+    /// Number of bytes of the body in which brackets are counted by a one-byte counter, which thus cannot overflow.
     const COUNTED: usize = 240;
     // One bit tells the two apart, and few others: so they are counted at once, many bytes at a time.
     let count = |bytes: &[u8]| bytes.iter().fold(0_u8, |count, byte| count.wrapping_add(u8::from(byte | 0x20 == b'{')));

@@ -13,7 +13,7 @@ use crate::requests::pictures::{Lengths, PictureCount};
 const MOST: f64 = 65_536.0;
 /// Minimum weight of a new sample in a running mean, so that old samples lose their influence.
 const SLOWEST: f64 = 0.1;
-/// Maximum number of models with learnt estimates.
+/// Maximum number of models for which the token counts of media are learnt.
 const MODELS: usize = 1024;
 
 /// Mean number of tokens of each kind of medium, and the number of samples for each mean.

@@ -63,7 +63,7 @@ impl KnownLength {
         (!self.is_disputed || self.votes >= USED).then_some(self.length)
     }
 
-    /// Returns the stored length and votes as updated by a prompt that showed the length `length`.
+    /// Returns the stored length and its votes, after a prompt has shown the length `length` for the image.
     fn after(self, length: u32) -> Self {
         match (length == self.length, self.votes) {
             (true, votes) => {
@@ -83,7 +83,7 @@ impl Default for KnownLengths {
     }
 }
 
-/// Images of a chat whose lengths can be computed from an engine's token count for the chat.
+/// Images of a chat whose lengths in tokens can be computed from an engine's token count for the chat.
 #[derive(Debug)]
 pub(crate) struct PictureCount {
     /// Number of prompt tokens outside of images.
@@ -132,7 +132,8 @@ impl KnownLengths {
         }
     }
 
-    /// Returns the length of an image in tokens, with true if it was learnt from the same image; None if unknown.
+    /// Returns the length of an image in tokens, with true if the length was learnt from the same image and not only
+    /// from another one of equal size; None if unknown.
     fn length(&mut self, names: Names) -> Option<(u32, bool)> {
         let mut get = |of: Option<LengthKey>| self.get(of?);
         get(names.picture).map(|length| (length, true)).or_else(|| Some((get(names.size)?, false)))
@@ -253,7 +254,7 @@ impl ExpandedPrompt {
         hashes.into()
     }
 
-    /// Returns the lengths, in tokens, of the images whose length is known.
+    /// Returns the lengths, in tokens, of the prompt's images whose length is known.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> {
         self.runs.iter().map(|(run, _)| run.len())
     }

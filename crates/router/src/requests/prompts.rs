@@ -25,7 +25,7 @@ use crate::requests::unread::UnreadPrompts;
 /// Value of the setting `tokenizer` that makes the router ask engines for the tokens of prompts.
 const ENGINE: &str = "engine";
 
-/// Memory for cached conversions of chats' earlier turns, in bytes.
+/// Memory for cached conversions of chats' earlier turns to tokens, in bytes.
 const REMEMBERED: usize = 256 << 20;
 
 /// Converters of prompts to tokens (template and tokenizer) for all models, with a cache of chats' earlier turns.
@@ -83,12 +83,12 @@ pub(crate) struct PromptForms {
     pub(crate) text: bool,
 }
 
-/// Limits for the conversion of a prompt.
+/// Limits for the conversion of a prompt to tokens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptLimits {
-    /// Deadline for the conversion of the prompt.
+    /// Deadline for the conversion of the prompt to tokens.
     pub(crate) until: Instant,
-    /// Reason for not converting the prompt at all; None to convert it.
+    /// Reason for not converting the prompt to tokens at all; None to convert it.
     pub(crate) unread: Option<PromptFailure>,
     /// True if the body is forwarded to the engine unchanged.
     pub(crate) as_is: bool,
@@ -181,12 +181,12 @@ impl Prompts {
         self.wants.hashes || self.wants.text
     }
 
-    /// Looks up the part of a body whose conversion is cached from an earlier turn of the chat.
+    /// Looks up the part of a request body that was converted to tokens in an earlier turn of the chat, and is cached.
     pub(crate) fn recall(&self, endpoint: Endpoint, body: &[u8]) -> RecalledBody {
         if self.are_read() { self.memory.recall(endpoint, body) } else { RecalledBody::nothing(body) }
     }
 
-    /// True if the conversion of the part of a body that is not cached takes long.
+    /// True if converting the uncached part of a body to tokens takes a millisecond or more.
     pub(crate) fn is_long(&self, recalled: &RecalledBody) -> bool {
         self.wants.hashes && recalled.new_bytes() > self.long_prompt
     }

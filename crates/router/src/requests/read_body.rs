@@ -141,8 +141,8 @@ impl BodyReader {
         Ok(read)
     }
 
-    /// Reads a body on another thread, after waiting for a free thread and for memory. If this takes too long, the
-    /// prompt is left out.
+    /// Reads a body on another thread, after waiting for a free thread and for memory. If this takes too long, the body
+    /// is read without its prompt.
     async fn read_beside(
         self: &Arc<Self>,
         client: Client,
@@ -210,7 +210,8 @@ impl BodyReader {
     }
 }
 
-/// Size of a prompt, in bytes, above which it is very long, so that it must not use the last free thread.
+/// Size of a prompt, in bytes, above which the prompt is very long, so that its conversion to tokens must not use the
+/// last free thread.
 const LONGEST: usize = 1 << 20;
 
 /// Extra time after the deadline for reading a prompt, for work that cannot check the deadline itself.
@@ -219,7 +220,7 @@ const GRACE: Duration = Duration::from_millis(250);
 /// Client whose prompt is read, by IP address; None if unknown.
 pub(crate) type Client = Option<IpAddr>;
 
-/// Reason why work on a prompt had no result.
+/// Reason why the conversion of a prompt to tokens had no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoResult {
     TookTooLong,
@@ -242,7 +243,7 @@ struct State {
     waiting: Vec<Turn>,
 }
 
-/// Work on a prompt that is being done or waits for a free thread.
+/// Conversion of a prompt to tokens that is in progress or waits for a free thread.
 struct Turn {
     client: Client,
     bytes: usize,

@@ -9,7 +9,7 @@ use crate::engines::Engine;
 pub(crate) enum Task {
     /// Generation of an answer, for which another engine may compute the prompt.
     Generate,
-    /// Computation of a result by one engine alone, such as an embedding.
+    /// Computation of a result, such as an embedding, by one engine alone.
     Alone,
     /// Information without computing with a model: the tokens of a text, or an item that an engine stores.
     Tell,
@@ -25,7 +25,8 @@ impl Task {
 }
 
 impl Engine {
-    /// True if the engine's role includes the kind of work. Engines that do only prefill get no complete requests.
+    /// True if the engine's role includes the kind of work `task`. Engines that do only prefill get no complete
+    /// requests.
     pub(crate) fn is_for(&self, task: Task) -> bool {
         match task {
             // One that does both can do it when it is asked for the answer.

@@ -105,8 +105,8 @@ impl Spans {
 }
 
 impl RequestSpan {
-    /// Adds facts about the request to the span. `asked`: function that makes the facts, called only if the span is
-    /// recorded.
+    /// Adds facts about the request to its trace span. `asked`: function that makes the facts, called only if the span
+    /// is recorded.
     pub(crate) fn asks(&self, asked: impl FnOnce() -> AskedFacts) {
         let Some(recorded) = &self.recorded else { return };
         let asked = asked();
@@ -137,7 +137,7 @@ impl RequestSpan {
         }
     }
 
-    /// Records that an attempt has failed, with the fault's name.
+    /// Records that an attempt to serve the request has failed, with the fault's name.
     pub(super) fn note_fault(&self, fault: &'static str) {
         if let Some(recorded) = &self.recorded {
             recorded.failures.fetch_add(1, Relaxed);
@@ -160,13 +160,12 @@ impl AskedFacts {
 /// Request that is about to be sent to an engine, with the decision for this engine.
 pub(crate) struct DecidedAttempt<'a> {
     pub(crate) engine: &'a Engine,
-    /// Number that the request's header must have to select the engine's data-parallel rank; None if the engine has
-    /// only one.
+    /// Value of the request header that selects the engine's data-parallel rank; None if the engine has only one rank.
     pub(crate) rank: Option<u32>,
     pub(crate) policy: &'a str,
     /// Name of the reason for the choice of the engine.
     pub(crate) why: &'static str,
-    /// Duration of the decision, including the request's wait for it.
+    /// Duration of the routing decision, including the time for which the request waited for the decision.
     pub(crate) took: Duration,
     /// Number of prompt tokens expected in the engine's cache.
     pub(crate) cached: u32,

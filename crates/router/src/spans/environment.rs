@@ -191,7 +191,7 @@ pub(crate) struct SpanCounts {
     pub(crate) ended: [AtomicU64; SPAN_RESULTS.len()],
     /// Number of spans that wait to be sent or are being sent.
     waiting: AtomicUsize,
-    /// True if the last batch of spans could not be sent.
+    /// True if the last batch of spans could not be sent to the collector.
     is_failing: AtomicBool,
 }
 
@@ -299,7 +299,8 @@ pub(super) struct BoundedProcessor {
 }
 
 impl BoundedProcessor {
-    /// Makes the span processor. `most`: maximum number of waiting spans, equal to the length of the queue of `next`.
+    /// Makes the span processor. `next`: processor that exports the spans; `most`: maximum number of waiting spans,
+    /// equal to the length of the queue of `next`.
     pub(super) fn new(next: BatchSpanProcessor, most: usize, counts: Arc<SpanCounts>) -> Self {
         Self { next, most, counts }
     }

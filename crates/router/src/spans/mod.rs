@@ -67,7 +67,7 @@ impl Spans {
         Ok(Some(Arc::new(Self { provider, tracer, counts, endpoint })))
     }
 
-    /// Sends the remaining spans, within the time limit `timeout`.
+    /// Sends the remaining spans to the collector, within the time limit `timeout`.
     pub(crate) fn end(&self, timeout: Duration) {
         if let Err(error) = self.provider.shutdown_with_timeout(timeout) {
             tracing::warn!(endpoint = %self.endpoint, "the last spans may not have been sent: {error}");

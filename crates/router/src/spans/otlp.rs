@@ -11,9 +11,9 @@ use opentelemetry_sdk::trace::SpanData;
 use prost::Message as _;
 use prost::encoding::{WireType, encoded_len_varint};
 
-/// Bit in a span's flags by which the bit [`PARENT_IS_REMOTE`] has a meaning.
+/// Bit in the flags of an OTLP span. If it is set, the bit [`PARENT_IS_REMOTE`] has a meaning.
 const KNOWS_PARENT: u32 = 0x100;
-/// Bit in a span's flags by which the parent span is in another process.
+/// Bit in the flags of an OTLP span. If it is set, the parent span is in another process.
 const PARENT_IS_REMOTE: u32 = 0x200;
 
 /// Encodes the description of the router as an OTLP [`Resource`], for [`encode_request`].
@@ -184,7 +184,7 @@ fn put_number(to: &mut Vec<u8>, field: u32, number: u64) {
     put_varint(to, number);
 }
 
-/// Writes a count as a field of a message; the default 0 is omitted.
+/// Writes a count as the field number `field` of an OTLP message; the default 0 is omitted.
 fn put_count(to: &mut Vec<u8>, field: u32, count: u32) {
     if count != 0 {
         put_number(to, field, u64::from(count));
@@ -196,7 +196,7 @@ fn put_fixed(to: &mut Vec<u8>, field: u32, bits: u64) {
     to.extend_from_slice(&bits.to_le_bytes());
 }
 
-/// Writes a time, in nanoseconds since 1970, as a field of a message.
+/// Writes a time, in nanoseconds since 1970, as the field number `field` of an OTLP message.
 fn put_time(to: &mut Vec<u8>, field: u32, time: SystemTime) {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     put_fixed(to, field, u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));

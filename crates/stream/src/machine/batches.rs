@@ -74,7 +74,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.place(now, seq, payload, fx);
     }
 
-    /// Applies the waiting batches whose turn has come. If any remain, earlier batches are missing.
+    /// Applies the waiting batches that are next in order. If any batch still waits afterwards, earlier batches are
+    /// missing.
     pub(super) fn drain(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         while let Some(seq) = self.waiting.first().filter(|seq| *seq <= self.next() || self.open) {
             let Some((_, StoredBatch { payload, live })) = self.waiting.pop_first() else { break };
@@ -173,7 +174,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.owed = self.owed.max(forgotten.highest);
     }
 
-    /// True if a batch may be a late one from before the first applied batch, which was given up as missing.
+    /// True if a batch may be one from before the first applied batch that arrives late, after it was given up as
+    /// missing.
     fn is_late(&self, seq: u64) -> bool {
         seq < self.first && seq.saturating_add(DISORDER) > self.first
     }
@@ -186,7 +188,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         reads && self.waiting.is_empty() && self.live_heard > self.asked && self.life.before().is_none()
     }
 
-    /// True if a batch with this sequence number is the next to be applied.
+    /// True if the batch with the sequence number `seq` is the next one to be applied.
     pub(super) fn has_turn(&self, seq: u64) -> bool {
         if self.open { seq >= self.floor } else { seq == self.next() }
     }
@@ -199,7 +201,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.recent.hash(seq) == Some(xxh3_64(payload.as_ref()))
     }
 
-    /// Gives up the missing batches below `seq`, and clears the held blocks.
+    /// Gives up the missing batches with sequence numbers below `seq`, and clears the held blocks.
     pub(super) fn lose(&mut self, seq: u64, fx: &mut impl Effects<P>) {
         self.count_lost(seq);
         if self.last.is_some() {
@@ -212,7 +214,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (self.open, self.floor, self.partial) = (true, seq, true);
     }
 
-    /// Counts the batches below `seq` that have not arrived as lost.
+    /// Counts the batches with sequence numbers below `seq` that have not arrived as lost.
     fn count_lost(&mut self, seq: u64) {
         if seq > self.accounted {
             self.counts.lost_batches += seq - self.accounted;
@@ -235,17 +237,17 @@ pub(super) struct Question {
     pub(super) live: Option<(u64, u64)>,
     /// True if the request is meant to complete a partial stream, which continues to apply live batches meanwhile.
     pub(super) heal: bool,
-    /// True once a batch of the answer has arrived.
+    /// True once a batch of the answer to the replay request has arrived.
     pub(super) answered: bool,
     /// Highest sequence number of any received batch when the request was made; `None` if there was none.
     pub(super) known: Option<u64>,
-    /// Highest sequence number in the answer so far; `None` before the first batch.
+    /// Highest sequence number in the answer to the replay request so far; `None` before the first batch.
     pub(super) highest: Option<u64>,
-    /// True if the answer has contained a missing batch.
+    /// True if the answer to the replay request has contained a missing batch.
     pub(super) useful: bool,
-    /// Time by which the next batch of the answer must arrive.
+    /// Time by which the next batch of the answer to the replay request must arrive.
     pub(super) deadline: Duration,
-    /// Time at which the wait for the answer ends, even if batches still arrive.
+    /// Time at which the wait for the answer to the replay request ends, even if batches still arrive.
     pub(super) limit: Duration,
 }
 
@@ -338,7 +340,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (idle && self.goal != Goal::Connect).then(|| self.silence_due().map_or(due, |silence| due.min(silence)))
     }
 
-    /// Returns the time at which the stream continues without the missing batches; `None` if it does not wait for any.
+    /// Returns the time at which the stream continues without the missing batches; `None` if it does not wait for
+    /// missing batches.
     pub(super) fn limit_due(&self) -> Option<Duration> {
         self.limit.filter(|_| matches!(self.goal, Goal::Whole | Goal::Verify | Goal::Gap))
     }

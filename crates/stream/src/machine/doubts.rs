@@ -23,17 +23,17 @@ use super::batches::Question;
 use super::inputs::Goal;
 use super::{Effects, HEAL_MAX, Machine};
 
-/// Minimum number of contradictions, each soon after the one before, that cannot be explained by restarts of the
-/// engine.
+/// Number of contradictions (different batches with one sequence number), each soon after the one before, from which on
+/// restarts of the engine cannot explain them.
 const STRONG: u32 = 3;
-/// Maximum time between two contradictions that are counted together.
+/// Maximum time between two contradictions (different batches with one sequence number) that are counted together.
 const SOON_AFTER: Duration = Duration::from_secs(60);
 
 /// Contradictions (different batches with one sequence number) in a stream, and the time until which they make the
 /// stream distrusted.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
-    /// Number of recent contradictions, each soon after the one before.
+    /// Number of recent contradictions (different batches with one sequence number), each soon after the one before.
     count: u32,
     at: Duration,
     until: Option<Duration>,
@@ -59,8 +59,8 @@ impl Doubt {
         self.until = self.until.filter(|until| *until > now);
     }
 
-    /// Records the loss of the connection. A single contradiction is then explained by a restart of the engine, and
-    /// forgotten.
+    /// Records the loss of the connection to the engine. A single contradiction (different batches with one sequence
+    /// number) is then explained by a restart of the engine, and forgotten.
     pub(super) fn disconnected(&mut self) {
         self.suspect = None;
         if self.count <= 1 {
@@ -99,8 +99,9 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.doubt.contradict(now, certain, self.config.probe_interval);
     }
 
-    /// Counts the suspect sequence number, if any, as a contradiction. Called when the engine has proved not to have
-    /// restarted, so that the number must come from another publisher.
+    /// Counts a live batch of unclear origin, if there is one, as a contradiction (different batches with one sequence
+    /// number). Called when the engine has proved not to have restarted, so that the batch must come from another
+    /// publisher.
     pub(super) fn admit_suspect(&mut self, now: Duration) {
         if self.doubt.take_suspect() {
             self.note_contradiction(now, true);
@@ -111,7 +112,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
 /// State of a competition between several publishers that are connected with the same topic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Rivalry {
-    /// There is one publisher, or the one that is read has proved to be the engine.
+    /// Only one publisher is connected, or the publisher that is read has proved to be the engine.
     #[default]
     None,
     /// A second publisher is connected, and is not read yet.
@@ -135,7 +136,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.life.doubt();
     }
 
-    /// Handles the disconnection of all publishers but one.
+    /// Handles that only one publisher with the topic is still connected, after the others have disconnected.
     pub fn alone(&mut self) {
         if self.rivalry == Rivalry::Present {
             self.rivalry = Rivalry::None;
@@ -166,8 +167,8 @@ pub(super) struct UnknownEvents {
     /// Number of batches with events of unknown types, each soon after the one before.
     count: u32,
     at: Duration,
-    /// True if an event of an unknown type came after the held blocks were last cleared, so that some of them may have
-    /// been removed.
+    /// True if an event of an unknown type came after the held blocks were last cleared, so that the event may have
+    /// removed some of them.
     open: bool,
 }
 
@@ -182,7 +183,7 @@ impl UnknownEvents {
     }
 
     /// Returns the time at which the stream is trusted again, unless another event of an unknown type comes; `None` if
-    /// it is not distrusted for this reason.
+    /// the stream is not distrusted because of events of unknown types.
     pub(super) fn until(&self) -> Option<Duration> {
         self.open.then(|| self.at + WHILE)
     }
@@ -216,7 +217,7 @@ pub(super) struct Silence {
     run: u32,
     /// True if the replay socket has answered since the live socket connected.
     answers: bool,
-    /// True if the engine stopped sending while busy, and has not answered a replay request.
+    /// True if the engine stopped sending batches while busy, and has not answered a replay request since.
     open: bool,
 }
 
@@ -233,18 +234,20 @@ impl Silence {
         self.open
     }
 
-    /// Records a live batch. `pauses` is true if a pause preceded the batch.
+    /// Records a live batch. `pauses` is true if a time without batches preceded the batch.
     pub(super) fn note_batch(&mut self, pauses: bool) {
         self.run = if pauses { 1 } else { self.run.saturating_add(1) };
         self.open = false;
     }
 
-    /// True if the engine was busy, and has answered replay requests since the live socket connected.
+    /// True if the engine was busy (sent batches without a pause), and has answered replay requests since the live
+    /// socket connected.
     pub(super) fn was_busy(&self) -> bool {
         self.answers && self.run >= BUSY
     }
 
-    /// Records that a busy engine has stopped and does not answer. Returns true if this was not known before.
+    /// Records that a busy engine has stopped sending batches and does not answer. Returns true if this was not
+    /// recorded before.
     pub(super) fn begin(&mut self) -> bool {
         !std::mem::replace(&mut self.open, true)
     }

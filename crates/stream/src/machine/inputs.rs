@@ -11,7 +11,7 @@ use super::{Effects, HEAL_MAX, Machine, SOON};
 use crate::{Outcome, State};
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Handles the connection and subscription of the live socket.
+    /// Handles that the live socket, over which new batches arrive, has connected to the engine and subscribed.
     pub fn connected(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         if self.goal != Goal::Connect {
             return;
@@ -29,8 +29,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Handles the loss of the live socket's connection. Waiting batches are dropped, because a replay sends them
-    /// again.
+    /// Handles the loss of the live socket's connection. Batches that wait for earlier ones are dropped, because a
+    /// replay sends them again.
     pub fn disconnected(&mut self, fx: &mut impl Effects<P>) {
         self.waiting.clear();
         self.owed = None;
@@ -148,7 +148,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Performs all actions that are due at time `now`: ends waits, makes replay requests, and detects silence.
+    /// Performs all actions of the machine that are due at time `now`: ends waits, makes replay requests, and detects
+    /// silence.
     pub fn tick(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.doubt.pass(now);
         self.end_unknown_events(now, fx);
@@ -218,7 +219,7 @@ pub(super) enum Goal {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Requests all batches from the first on, because no blocks are held.
+    /// Requests all batches that the engine can resend, from the first on, because no blocks are held.
     pub(super) fn read_whole(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         (self.goal, self.partial, self.open) = (Goal::Whole, false, false);
         self.begin_asking(now, fx);
@@ -280,7 +281,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         fx.reconnect();
     }
 
-    /// Continues without the missing batches, after the last retry or if there is no replay socket.
+    /// Continues without the missing batches, because the last retry has failed or there is no replay socket.
     pub(super) fn give_up(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.limit = None;
         self.give_restored_up(fx);

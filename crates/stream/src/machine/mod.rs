@@ -48,8 +48,8 @@ use self::proofs::{Life, RestoreState};
 use crate::limits::SharedCounts;
 use crate::window::{Recent, ReorderWindow};
 
-/// Time after becoming live until a replay is requested for batches that the engine published before the subscription
-/// took effect.
+/// Time from the moment when a stream is live until a replay is requested for batches that the engine published before
+/// the subscription took effect.
 const SOON: Duration = Duration::from_millis(500);
 /// Maximum wait between two attempts to complete a partial stream (one with lost batches).
 const HEAL_MAX: Duration = Duration::from_secs(600);
@@ -102,7 +102,7 @@ pub trait Effects<P> {
     /// Applies a batch to the held blocks. `live` is true if the batch was received over the live connection, and not
     /// in a replay.
     fn apply(&mut self, seq: u64, payload: &P, live: bool) -> Verdict;
-    /// Removes all blocks held by the stream's ranks.
+    /// Removes all blocks held by the stream's ranks from the index.
     fn clear(&mut self);
     /// Requests all batches with sequence numbers of at least `from` from the replay socket. Only one request is open
     /// at a time.
@@ -124,7 +124,7 @@ pub struct Counts {
     pub lost_batches: u64,
     /// Number of times that the held blocks were cleared because a gap could not be filled.
     pub resets: u64,
-    /// Number of batches received twice.
+    /// Number of batches that were received a second time.
     pub duplicate_batches: u64,
     /// Number of live batches that were dropped because the buffer was full.
     pub overflowed_batches: u64,
@@ -132,7 +132,7 @@ pub struct Counts {
     pub replays: u64,
     /// Number of replays that delivered no batch in time.
     pub failed_replays: u64,
-    /// Number of replays that started at a later batch than requested.
+    /// Number of replays that started at a later batch than the requested one.
     pub truncated_replays: u64,
     /// Number of connections re-established after a loss.
     pub reconnects: u64,
@@ -155,7 +155,7 @@ pub struct Machine<P> {
     pub counts: Counts,
     goal: Goal,
     ever_connected: bool,
-    /// Sequence number of the last applied batch; `None` before the first.
+    /// Sequence number of the last applied batch; `None` before the first batch.
     last: Option<u64>,
     /// Sequence number of the first batch applied since the held blocks were last cleared.
     first: u64,
@@ -190,12 +190,13 @@ pub struct Machine<P> {
     ask: Option<Question>,
     /// Number of consecutive replay requests without a useful answer.
     attempts: u32,
-    /// Time of the next replay request or, without a replay socket, of giving up a gap; `None` if neither is planned.
+    /// Time of the next replay request or, without a replay socket, of giving up missing batches; `None` if neither is
+    /// planned.
     ask_at: Option<Duration>,
     /// Time at which the stream continues without the missing batches, even if some still arrive; `None` if it does not
-    /// wait for any.
+    /// wait for missing batches.
     limit: Option<Duration>,
-    /// True if the replay socket has ever sent a batch, so that the engine keeps batches for replays.
+    /// True if the replay socket has ever sent a batch, which shows that the engine keeps batches for replays.
     keeps: bool,
     /// True if the last replay requests were given up without an answer. Until the replay socket answers again, the
     /// stream does not wait for replays to fill gaps.
@@ -278,7 +279,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.last.or(self.floor.checked_sub(1).filter(|_| self.open))
     }
 
-    /// Returns the number of batches that wait for missing earlier ones.
+    /// Returns the number of batches that wait because earlier batches are missing.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }

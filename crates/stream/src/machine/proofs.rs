@@ -38,7 +38,8 @@ impl Life {
         (self.live, self.same) = (None, false);
     }
 
-    /// Records the loss of the connection. `last` is the sequence number and hash of the last applied batch.
+    /// Records the loss of the connection to the engine. `last` is the sequence number and hash of the last applied
+    /// batch.
     pub(super) fn disconnected(&mut self, last: Option<(u64, u64)>) {
         self.before = self.before.or(last);
         self.connected();
@@ -59,8 +60,8 @@ impl Life {
         self.before
     }
 
-    /// Returns the sequence number and hash of a batch of the present connection that a replay answer must contain;
-    /// `None` if there is none, or once an answer has contained one.
+    /// Returns the sequence number and hash of a batch of the present connection that a replay answer must contain as
+    /// proof; `None` if there is no such batch, or once a replay answer has contained one.
     pub(super) fn sample(&self) -> Option<(u64, u64)> {
         self.live.filter(|_| !self.same)
     }
@@ -162,7 +163,7 @@ pub(super) enum RestoreState {
 }
 
 impl RestoreState {
-    /// Records the outcome of the proof, if the proof is still in progress.
+    /// Records the outcome of proving the restored blocks, if the proof is still in progress.
     pub(super) fn end(&mut self, outcome: Outcome) {
         if *self == Self::Proving {
             *self = Self::Ended(outcome);
@@ -182,7 +183,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.restored = RestoreState::Proving;
     }
 
-    /// Returns the outcome of the blocks restored from a snapshot, once it is known; later calls return `None`.
+    /// Returns the outcome of proving the blocks restored from a snapshot, once the outcome is known; later calls
+    /// return `None`.
     pub fn take_restored(&mut self) -> Option<Outcome> {
         let RestoreState::Ended(outcome) = self.restored else { return None };
         self.restored = RestoreState::Over;
@@ -197,7 +199,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.restored.end(outcome);
     }
 
-    /// Clears restored blocks that cannot be proved, and continues as if none had been restored.
+    /// Clears the blocks restored from a snapshot that cannot be proved, and continues as if no blocks had been
+    /// restored.
     pub(super) fn give_restored_up(&mut self, fx: &mut impl Effects<P>) {
         if self.is_restoring() && self.goal == Goal::Verify {
             self.end_restored(Outcome::NoAnswer);

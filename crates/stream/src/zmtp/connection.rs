@@ -14,9 +14,9 @@ use super::Socket;
 use super::parser::{Budget, Head, Item, Parser};
 use crate::zmtp;
 
-/// Number of bytes to read at once, in addition to the rest of a partly received message.
+/// Number of bytes to read from the socket at once, in addition to the rest of a partly received message.
 const READ: usize = 64 << 10;
-/// Maximum duration of a handshake.
+/// Maximum duration of a ZMTP handshake with a peer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time without received bytes after which a PING is sent to the peer.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum wait for an answer to a PING, after which the connection is closed, if the peer is suspected to be gone.
 const DOUBT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum length of a message frame, in bytes. A peer that announces a longer one is disconnected.
+/// Maximum length of a message frame, in bytes. A peer that announces a longer frame is disconnected.
 const MAX_FRAME: usize = 16 << 20;
 /// Maximum number of bytes of PING and PONG commands that are queued for a peer that does not read them.
 const MAX_OUTPUT: usize = 4 << 10;
@@ -34,7 +34,7 @@ const NO_HANDSHAKE: &str = "no ZMTP handshake: the process there hangs, or its s
 /// Event on a connection, as returned by [`Connection::poll`].
 #[derive(Debug)]
 pub enum Event {
-    /// The handshake is complete, and messages may arrive.
+    /// The ZMTP handshake is complete, and messages may arrive.
     Open,
     /// A message was received. The value is its last frame; the frames before are returned by [`Connection::head`].
     Message(Vec<u8>),
@@ -100,8 +100,8 @@ impl Connection {
         }
     }
 
-    /// Checks whether a peer that is suspected to be gone still answers: sends a PING, and closes the connection if no
-    /// answer comes within a short time.
+    /// Checks whether the peer, which is suspected to be gone, still answers: sends a PING, and closes the connection
+    /// if no answer comes within a short time.
     pub fn doubt(&mut self) {
         let now = Instant::now();
         if self.is_open() && self.doubted.is_none() {
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// Stores a semaphore permit that is released when the connection is dropped.
+    /// Stores a semaphore permit, which limits the number of connections, until the connection is dropped.
     pub fn keep(&mut self, place: OwnedSemaphorePermit) {
         self.place = Some(place);
     }
@@ -122,7 +122,7 @@ impl Connection {
         self.socket.peer()
     }
 
-    /// True if the handshake is complete.
+    /// True if the ZMTP handshake with the peer is complete.
     pub fn is_open(&self) -> bool {
         self.stage == Stage::Open
     }

@@ -26,10 +26,10 @@ use tokio::net::{TcpStream, UnixStream};
 pub use self::connection::{Connection, Event};
 pub use self::parser::{Budget, Head, Room};
 
-/// Maximum duration of an attempt to connect.
+/// Maximum duration of an attempt to connect to an engine.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Future of an attempt to connect to an address.
+/// Future of an attempt to connect to an engine's address; its value is the connected socket.
 pub type ConnectAttempt = Pin<Box<dyn Future<Output = io::Result<Socket>> + Send>>;
 
 /// Connected socket: TCP, or a Unix domain socket.
@@ -200,7 +200,7 @@ fn command(name: &str, content: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Appends a frame of a message. `more` is true if further frames of the message follow.
+/// Appends a frame of a message to `out`. `more` is true if further frames of the message follow.
 fn put_frame(out: &mut BytesMut, more: bool, bytes: &[u8]) {
     let more = u8::from(more);
     match u8::try_from(bytes.len()) {
@@ -213,7 +213,7 @@ fn put_frame(out: &mut BytesMut, more: bool, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Encodes the local READY command, which contains the kind of the local socket.
+/// Encodes the READY command of the ZMTP handshake, which contains the kind of the local socket.
 fn ready(kind: Kind) -> Vec<u8> {
     let mut properties = Vec::new();
     for (name, value) in [("Socket-Type", kind.name()), ("Identity", "")] {

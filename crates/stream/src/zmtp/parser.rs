@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::FAILED;
 use crate::limits::{Limit, SharedCounts};
 
-/// Maximum length of a command, in bytes. A peer that announces a longer one is disconnected.
+/// Maximum length of a ZMTP command, in bytes. A peer that announces a longer command is disconnected.
 const MAX_COMMAND: usize = 4 << 10;
 /// Maximum total length, in bytes, of the frames of a message before the last one, more than any engine sends.
 const MAX_HEAD: usize = 16 << 10;
@@ -24,7 +24,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Creates a budget. `most` is the maximum number of bytes in all buffers together.
+    /// Creates a memory budget for all connections. `most` is the maximum number of bytes in all buffers together.
     pub fn new(shared: Arc<SharedCounts>, most: usize) -> Self {
         Self { shared, most }
     }
@@ -42,7 +42,7 @@ impl Budget {
         Self { room: room.clone(), taken: 0 }
     }
 
-    /// Reserves more bytes of the budget. Returns false if the budget is exceeded.
+    /// Reserves `bytes` more bytes of the shared budget. Returns false if the budget is exceeded.
     fn take(&mut self, bytes: usize) -> bool {
         let has_room = self.room.shared.add(bytes) <= self.room.most;
         self.taken += bytes;
@@ -112,7 +112,7 @@ impl Head {
     }
 }
 
-/// Parsed message or command.
+/// Message or command that the parser has read completely.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Item {
     /// A message. The value is its last frame; the frames before are in [`Parser::head`] until the next message or
@@ -138,7 +138,7 @@ pub(super) struct Parser {
     head: Head,
     /// True if the current message is complete, so that the next frame begins a new one.
     complete: bool,
-    /// Bytes received so far of the last frame of a message, or of a command.
+    /// Bytes received so far of a command, or of the last frame of a message.
     body: Vec<u8>,
     budget: Budget,
     /// Maximum length of a message frame, in bytes; 0 until messages are allowed.
@@ -274,7 +274,7 @@ mod tests {
     /// Parsed message or command, the number of frames before its last one, and the last of these frames.
     type ParsedItem = (Item, Option<usize>, Vec<u8>);
 
-    /// Parses a sequence of bytes in pieces of `piece` bytes, and returns all items.
+    /// Parses a sequence of bytes in pieces of `piece` bytes, and returns all messages and commands in it.
     fn all(parser: &mut Parser, stream: &[u8], piece: usize) -> Result<Vec<ParsedItem>, String> {
         let (mut found, mut input) = (Vec::new(), Vec::new());
         for piece in stream.chunks(piece) {

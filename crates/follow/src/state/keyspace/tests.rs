@@ -8,8 +8,8 @@ fn set(keyspace: &Keyspace, untrusted: &[u32]) {
     }
 }
 
-/// Returns the untrusted ranks that each call inside `steady` saw, if the set of untrusted ranks changes from `before`
-/// to the elements of `meanwhile` during the calls.
+/// Returns the untrusted ranks that each call inside `Keyspace::steady` was given, if the set of untrusted ranks
+/// changes from `before` to the elements of `meanwhile` during the calls.
 fn told(before: &[u32], meanwhile: &[&[u32]]) -> Vec<Vec<u32>> {
     let keyspace = Keyspace::new("m", "g", 4).expect("a block size");
     for rank in 0..9 {

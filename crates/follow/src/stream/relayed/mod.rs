@@ -40,7 +40,7 @@ pub(super) async fn follow(
     task::follow(keyspace.clone(), stream.clone(), context.clone(), source, stop).await;
 }
 
-/// Future that completes when the state of the connection to the NATS log changes.
+/// Future that completes when the state of the connection to the NATS log changes, with the receiver of the state.
 type LinkChange = Pin<Box<dyn Future<Output = watch::Receiver<LinkState>> + Send>>;
 
 fn next_change(mut link: watch::Receiver<LinkState>) -> LinkChange {
@@ -60,8 +60,8 @@ struct LogSource {
     start: Instant,
     link: LinkState,
     link_change: LinkChange,
-    /// Number of clears at the time when blocks were restored from a snapshot; `None` once the blocks are proved to be
-    /// still held, or dropped.
+    /// Number of times that the held blocks had been cleared when blocks were restored from a snapshot; `None` once the
+    /// restored blocks are proved to be still held, or dropped.
     restored: Option<u64>,
 }
 

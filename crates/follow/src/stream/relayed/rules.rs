@@ -17,11 +17,11 @@ use kvatlas_wire::compact::{FormatError, Frame, Message, Status};
 use crate::stream::copier::Moment;
 use kvatlas_stream::{Mark, Skip};
 
-/// Maximum wait for a missing message that may still arrive.
+/// Maximum wait for a missing message of the relay that may still arrive.
 const GRACE: Duration = Duration::from_millis(2500);
-/// Maximum number of messages that wait for a missing one.
+/// Maximum number of a relay's messages that wait because an earlier message is missing.
 const MOST_WAITING: usize = 256;
-/// Maximum total size, in bytes, of the messages that wait for a missing one.
+/// Maximum total size, in bytes, of a relay's messages that wait because an earlier message is missing.
 const MOST_WAITING_BYTES: usize = 64 << 20;
 /// Wait before the relay (the publisher of the stream) is asked again to publish all held blocks, if they have not
 /// arrived.
@@ -31,9 +31,9 @@ const ASK_AGAIN: Duration = Duration::from_secs(2);
 pub(super) trait LogEffects {
     /// Applies the changes in message number `id` to the blocks held by a rank.
     fn apply(&mut self, id: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError>;
-    /// Removes all blocks held by the stream's ranks.
+    /// Removes all blocks held by the stream's ranks from the index.
     fn clear(&mut self);
-    /// Asks the relay to publish the stream's full state (all held blocks).
+    /// Asks the relay (the publisher of the stream) to publish all blocks held by the stream's ranks.
     fn ask(&mut self);
     /// Records the engine's timestamp of the last batch in a message, in seconds since 1970.
     fn timestamp(&mut self, timestamp: f64);
@@ -77,7 +77,7 @@ pub(super) struct LogRules {
     /// publisher of the stream) has sent since its last restart.
     unproved: bool,
     waiting: BTreeMap<u64, (Bytes, u64)>,
-    /// Total size of the waiting messages, in bytes.
+    /// Total size, in bytes, of the messages that wait because an earlier message is missing.
     waiting_bytes: usize,
     gap_until: Option<Duration>,
     heard: Option<Duration>,
@@ -196,8 +196,8 @@ impl LogRules {
         self.ask_if_needed(now, fx);
     }
 
-    /// Performs all actions that are due at time `now`: gives up missing messages, and asks the relay for all held
-    /// blocks if needed.
+    /// Performs all actions that are due at time `now`: gives up missing messages, and asks the relay (the publisher of
+    /// the stream) for all held blocks if needed.
     pub(super) fn tick(&mut self, now: Duration, fx: &mut impl LogEffects) {
         if self.gap_until.is_some_and(|until| until <= now) {
             self.lose(now, fx);

@@ -39,7 +39,8 @@ pub(crate) struct Events {
     name: Name,
     /// True if data other than comments have arrived since the last call of `take_progress`.
     has_progress: bool,
-    /// True if the last line forwarded was empty, which ends an event: the stream is between two events.
+    /// True if the last line forwarded to the client was empty: an empty line ends an event, so that the stream is
+    /// between two events.
     between: bool,
     /// True while the empty line that ends a hidden event has not arrived.
     is_hiding: bool,
@@ -50,9 +51,10 @@ pub(crate) struct Events {
 /// Decision on a line of an event stream: forward, hide or buffer the line.
 enum Fate {
     Goes,
-    /// Hides the line from the client, together with the buffered lines of its event.
+    /// Hides the line from the client, together with the buffered lines of the same event.
     Hidden,
-    /// Buffers the line until the data of its event arrive; then the line is forwarded or hidden with the data.
+    /// Buffers the line until the data of the line's event arrive; the line is then forwarded or hidden together with
+    /// them.
     Waits,
 }
 

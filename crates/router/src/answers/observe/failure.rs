@@ -60,7 +60,8 @@ struct Fields<'a> {
     meta_info: Option<&'a RawValue>,
 }
 
-/// Finish reason of one choice of an answer, or of the `meta_info` of SGLang's `/generate`.
+/// Fields of an answer that state why the generation ended: the finish reason of one choice, or of the `meta_info` of
+/// SGLang's `/generate`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Ending<'a> {

@@ -25,9 +25,9 @@ pub(crate) use whole::WholeAnswer;
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AnswerFacts {
     pub(crate) usage: Usage,
-    /// Number of events in an event stream, counted from the first event that carries a generated token.
+    /// Number of events in an event stream, counted from the first event that has a generated token.
     pub(crate) events: u32,
-    /// True if the answer stated a finish reason.
+    /// True if the answer stated a finish reason (the reason for the end of the generated text).
     pub(crate) finished: bool,
     /// Finish reason of the answer; None if missing or unknown to the router.
     pub(crate) stop: Option<Stop>,
@@ -68,8 +68,8 @@ impl Observer {
         }
     }
 
-    /// True if a part of the answer arrived since the last call. Comments, and white space before the answer, do not
-    /// count.
+    /// True if a part of the answer has arrived since the last call of this function. Comments, and white space before
+    /// the answer, do not count.
     pub(crate) fn take_progress(&mut self) -> bool {
         match self {
             Self::Events(events) => events.take_progress(),
@@ -134,7 +134,7 @@ impl Observer {
         }
     }
 
-    /// True if a part of the answer was hidden from the client, or still may be.
+    /// True if the observer has hidden a part of the answer from the client, or may still hide one.
     pub(crate) fn hides(&self) -> bool {
         matches!(self, Self::Events(events) if events.hides())
     }
@@ -231,7 +231,7 @@ impl Default for AnswerFormat {
     }
 }
 
-/// Parses a JSON value; None if it is missing or of another type.
+/// Parses a JSON value; None if the value is missing or of another type.
 fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }

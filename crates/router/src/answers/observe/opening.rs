@@ -29,7 +29,7 @@ const LONGEST_PING: usize = 96;
 #[derive(Debug, Default)]
 pub(super) struct Preamble {
     held: BytesMut,
-    /// True once an event with content has arrived; from then on lines are forwarded at once.
+    /// True once an event with content for the client has arrived; from then on lines are forwarded at once.
     is_over: bool,
     /// True if the buffered lines include an event, not only comments.
     has_event: bool,
@@ -47,12 +47,12 @@ impl Preamble {
         !self.is_over && self.has_event
     }
 
-    /// True if buffered comments were dropped, which then never reach the client.
+    /// True if buffered comments were dropped because the buffer was full; they never reach the client.
     pub(super) fn has_dropped(&self) -> bool {
         self.has_dropped
     }
 
-    /// Records the arrival of an event that only reports the start of work, such as a role.
+    /// Records the arrival of an event without content, which only reports that the engine has begun to work.
     pub(super) fn note_event(&mut self) {
         self.has_event = true;
     }

@@ -15,11 +15,11 @@ static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(NAME));
 /// Maximum size of a `usage` object (token counts in an answer) that is read, in bytes.
 const MOST: usize = 8 << 10;
 
-/// Maximum number of `usage` objects in an answer. With more, the object with the answer's own counts cannot be
-/// identified, and no counts are reported.
+/// Maximum number of `usage` objects (token counts) in an answer. With more, the object with the answer's own counts
+/// cannot be identified, and the answer counts as one without token counts.
 const MOST_OBJECTS: u32 = 16;
 
-/// Token counts of a request, as reported by the engine. A count is None if not reported.
+/// Token counts of a request, as reported by the engine. Each count is None if the engine has not reported it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Number of prompt tokens, cached ones included.
@@ -46,7 +46,7 @@ pub(super) struct UsageNumbers {
 }
 
 impl UsageNumbers {
-    /// Takes each number that is present in `new` in place of the stored one.
+    /// Copies each number that is present in `new`, in place of the number stored before.
     pub(super) fn merge(&mut self, new: Self) {
         let Self { prompt, cached, read, created, output } = new;
         self.prompt = prompt.or(self.prompt);
@@ -77,7 +77,7 @@ pub(super) fn read_usage(text: &[u8]) -> Option<UsageNumbers> {
     parse(&text[at + NAME.len()..]).ok()
 }
 
-/// True if a chunk has `usage`, no error, and no choices (missing, null or empty).
+/// True if a chunk of a stream has token counts (`usage`), no error, and no choices (missing, null or empty).
 pub(super) fn is_usage_alone(chunk: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Chunk<'a> {
@@ -155,7 +155,7 @@ pub(super) struct Scan {
     open: Option<Vec<u8>>,
     /// Number of `usage` objects found so far.
     objects: u32,
-    /// True if the last `usage` object found is already included in `objects`.
+    /// True if the last `usage` object found is already included in the number `objects`.
     is_counted: bool,
 }
 

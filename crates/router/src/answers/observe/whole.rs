@@ -20,7 +20,7 @@ pub(crate) struct WholeAnswer {
     reason: Reason,
     held: HeldBack,
     failure: Option<Failure>,
-    /// True if a byte other than white space has arrived.
+    /// True if a byte of the answer other than white space has arrived.
     has_begun: bool,
 }
 
@@ -117,13 +117,13 @@ impl WholeAnswer {
 /// Evidence that an answer's first JSON name gives on whether the answer is an error.
 #[derive(Debug, PartialEq, Eq)]
 enum FirstName {
-    /// First JSON name that has not arrived completely.
+    /// First JSON name of the answer that has not arrived completely.
     Unknown,
-    /// A name that occurs only in successful answers.
+    /// First JSON name that occurs only in successful answers.
     OfAnswer,
-    /// A name that occurs in successful answers as well as in errors.
+    /// First JSON name that occurs in successful answers as well as in errors.
     OfBoth,
-    /// A name that occurs in errors, and in small successful answers.
+    /// First JSON name that occurs in errors, and in small successful answers.
     OfError,
 }
 

@@ -8,11 +8,11 @@ use crate::requests::sessions::KeySeed;
 /// [`LastUses::is_sampled`].
 const MOST: usize = 1 << 13;
 
-/// Maximum number of positions in the order of uses. When it is exceeded, positions are removed whose block has been
-/// used again later.
+/// Maximum number of positions in the order of blocks' uses. When it is exceeded, the positions of blocks that have
+/// been used again later are removed.
 const POSITIONS: usize = 4 * MOST;
 
-/// Block of a prompt that is used, with its number of tokens.
+/// Block of a prompt that was used by a request, with its number of tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UsedBlock {
     /// Hash of the block together with all blocks before it.
@@ -31,7 +31,7 @@ pub(super) struct UsedBlock {
 #[derive(Debug)]
 pub(super) struct LastUses {
     positions: HashMap<u64, u32, KeySeed>,
-    /// Used blocks by position; a later use has a higher position.
+    /// Uses of blocks in their order, by position; a later use has a higher position.
     slots: Vec<Slot>,
     /// Fenwick tree over the token counts of `slots`, for sums over ranges of positions.
     tree: Vec<u64>,
@@ -47,7 +47,7 @@ struct Slot {
 }
 
 impl LastUses {
-    /// Makes an empty order of uses.
+    /// Makes an order of blocks' uses without any use.
     pub(super) fn new() -> Self {
         Self {
             positions: HashMap::with_hasher(KeySeed::new()),
@@ -121,8 +121,8 @@ impl LastUses {
         sum
     }
 
-    /// Removes free positions from the order, and blocks that are no longer in the sample. `halved`: number of times
-    /// that the sample was just halved.
+    /// Removes, from the order of uses, free positions and blocks that are no longer in the sample. `halved`: number of
+    /// times that the sample was just halved.
     fn compact(&mut self, halved: u32) {
         let old = std::mem::take(&mut self.slots);
         self.positions.clear();

@@ -20,8 +20,8 @@ const DECAY_EVERY: f64 = 10.0;
 /// Number of computed cache sizes from one size to twice that size, in the curve of hit rates by cache size.
 const STEPS: f64 = 8.0;
 
-/// Tolerance for rounding errors: a cache size belongs to the next computed size only if it exceeds a size by this
-/// factor.
+/// Tolerance for rounding errors in the comparison of cache sizes: a number of tokens needs the next larger computed
+/// size only if it exceeds a computed size by this factor.
 const ABOVE: f64 = 1.0 + 1e-9;
 
 /// Prompt of a request that has ended, with the numbers of tokens that the engine reported.
@@ -54,7 +54,7 @@ struct Measurement {
     block_size: u32,
 }
 
-/// Sums over all prompts, in which older prompts have less weight.
+/// Sums over the prompts of all ended requests, in which older prompts have less weight.
 #[derive(Debug, Default)]
 struct Sums {
     requests: f64,
@@ -102,7 +102,8 @@ impl ReuseMeter {
         measured.sums.rate(blocks * f64::from(measured.block_size))
     }
 
-    /// Returns the estimate as JSON. `fleet_blocks`: capacity of all engines' caches in blocks; None if unknown.
+    /// Returns the estimated hit rates by cache size as JSON. `fleet_blocks`: capacity of all engines' caches in
+    /// blocks; None if unknown.
     pub(crate) fn to_json(&self, fleet_blocks: Option<f64>) -> Value {
         let measured = self.0.lock();
         let sums = &measured.sums;
@@ -182,7 +183,7 @@ impl Measurement {
 }
 
 impl Sums {
-    /// Multiplies all sums by `factor`, to reduce the weight of older prompts.
+    /// Multiplies all sums over prompts by `factor`, to reduce the weight of older prompts.
     fn times(&mut self, factor: f64) {
         let Self { requests, prompt_tokens, usable, usable_by_sample, found, told_of, told_cached } = self;
         for sum in [requests, prompt_tokens, usable, usable_by_sample, told_of, told_cached] {

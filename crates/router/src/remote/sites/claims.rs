@@ -16,7 +16,7 @@ use super::SitesService;
 use crate::engines::json_fields::{pick, read};
 use crate::remote::{JSON, post};
 
-/// Time limit for sending a report about a site's claim.
+/// Time limit for sending a report on whether a site's claim about cached tokens was true.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Claim of a site (a fleet with its own router) about the cached tokens of a prompt, until the engine reports the real
@@ -70,7 +70,7 @@ impl Drop for Claim {
     }
 }
 
-/// Sends queued reports about sites' claims until the router ends.
+/// Sends queued reports on whether sites' claims about cached tokens were true, until the router ends.
 pub(crate) async fn run(global: Arc<SitesService>) {
     let Some(mut waiting) = global.reports.waiting.lock().take() else { return };
     let mut has_complained = false;
@@ -100,7 +100,7 @@ pub(crate) async fn run(global: Arc<SitesService>) {
     }
 }
 
-/// Maximum number of reports about sites' claims that wait to be sent.
+/// Maximum number of queued reports on whether sites' claims about cached tokens were true.
 const QUEUE: usize = 1024;
 /// Names, in the metrics, of the outcomes of requests sent to a site with a claim about its cached tokens.
 pub(crate) const REPORTED: [&str; 9] = [
@@ -124,7 +124,7 @@ pub(super) const NOT_TAKEN: usize = 6;
 pub(super) const REFUSED: usize = 7;
 pub(super) const UNKNOWN_SITE: usize = 8;
 
-/// Queue of reports about claims of sites, and counts by outcome.
+/// Queue of reports on whether sites' claims about cached tokens were true, and counts of the claims by outcome.
 pub(crate) struct Reports {
     /// Number of requests sent to a site with a claim about its cached tokens, by the outcome of the comparison
     /// ([`REPORTED`]).

@@ -40,7 +40,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 const FAILURES: u32 = 3;
 /// Time for which lookups in the service that indexes many sites pause after several failures, in milliseconds.
 const PAUSE: u64 = 1000;
-/// Time after which an unused connection to the service is closed; the service keeps connections open for longer.
+/// Time after which an unused connection to the service that indexes many sites is closed; the service keeps
+/// connections open for longer.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// Names, in the metrics, of the outcomes of lookups in the service that indexes many sites.
@@ -60,11 +61,11 @@ pub(crate) struct SitesService {
     patience: Duration,
     /// Number of the connection pool that is used by tasks without a client's request.
     pub(crate) own_shard: usize,
-    /// Number of lookups in the service, by the outcome ([`ANSWERS`]).
+    /// Number of lookups in the service that indexes many sites, by the outcome ([`ANSWERS`]).
     pub(crate) questions: [AtomicU64; ANSWERS.len()],
-    /// Number of successive failed lookups in the service.
+    /// Number of successive failed lookups in the service that indexes many sites.
     failures: AtomicU32,
-    /// Time until which no lookups are made after failures, in milliseconds of the router's clock.
+    /// Time until which no lookups are made in the service after failures, in milliseconds of the router's clock.
     asked_again: AtomicU64,
     /// True if the log already says that the service does not answer.
     is_away: AtomicBool,
@@ -159,7 +160,8 @@ impl SitesService {
         (ANSWERED, Some(Bounds::new(told, question.model)))
     }
 
-    /// Records a failed lookup. Several failures in a row cause a pause of lookups, which is logged once.
+    /// Records a failed lookup, with the reason `why`. Several failures in a row cause a pause of lookups, which is
+    /// logged once.
     fn was_not_answered(&self, why: &str) {
         if self.failures.fetch_add(1, Relaxed) + 1 < FAILURES {
             return;
@@ -171,7 +173,7 @@ impl SitesService {
         }
     }
 
-    /// Logs, only once, the reason why all lookups fail.
+    /// Logs, only once, the reason why the service refuses all lookups.
     fn complain(&self, what: impl FnOnce() -> String) {
         if !self.has_complained.swap(true, Relaxed) {
             tracing::warn!("requests are placed without knowing what sites hold: {}", what());
@@ -185,7 +187,7 @@ fn code(answer: &[u8]) -> Option<String> {
     read(code)
 }
 
-/// Answer of the service to a lookup; lengths and bounds are in tokens.
+/// Answer of the service that indexes many sites to a lookup; lengths and bounds are in tokens.
 #[derive(Deserialize)]
 struct GlobalAnswer {
     block_size: u32,
@@ -209,11 +211,11 @@ struct Probe {
     at_least: u32,
 }
 
-/// Bounds on the number of one prompt's tokens that each site holds.
+/// Bounds on the number of one prompt's tokens that each site (a fleet with an index of its own) holds.
 pub(crate) struct Bounds {
     pub(crate) model: String,
-    /// Minimum and maximum number of tokens by site: for sites that certainly hold some, and for a doubted site whose
-    /// claim is tested with this request.
+    /// Minimum and maximum number of the prompt's tokens by site: for sites that certainly hold some, and for a doubted
+    /// site whose claim is tested with this request.
     sites: HashMap<String, (u32, u32)>,
     /// Maximum number of tokens at every site that is in neither `sites` nor `unknown`.
     rest_at_most: u32,
@@ -277,7 +279,7 @@ impl Bounds {
         held
     }
 
-    /// Returns the bounds of the sites `names` as JSON, for programs.
+    /// Returns the bounds on tokens held by the sites `names` as JSON, for programs.
     pub(crate) fn to_json<'a>(&self, names: impl Iterator<Item = &'a str>) -> Value {
         let one = |name: &str| {
             let bounds = self.of(name);

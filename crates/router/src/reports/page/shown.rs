@@ -13,7 +13,7 @@ use crate::app::App;
 use crate::engines::Engine;
 use crate::placing::decisions::{Explanation, Record};
 
-/// Maximum number of decisions sent to the web page at a time, equal to the number that it shows.
+/// Maximum number of routing decisions sent to the web page at a time, equal to the number that the page shows.
 const DECISIONS: usize = 100;
 
 /// Number of an engine's recent decisions from which its hit rates and times are computed.

@@ -81,7 +81,7 @@ fn units(body: &[u8], width: usize, is_big: bool) -> impl Iterator<Item = u8> + 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Last {
     Text,
-    /// Key of an object, together with the colon that follows.
+    /// Key of a JSON object, together with the colon that follows.
     Key(Key),
     Other,
 }
@@ -114,7 +114,7 @@ pub(super) struct Reader {
     is_in_text: bool,
     escape: Escape,
     kept: Vec<u8>,
-    /// Length of the string that is being read, in bytes.
+    /// Length of the JSON string that is being read, in bytes.
     length: usize,
     depth: usize,
     /// True inside a field with the client's own schemas or arguments, whose keys are not read by the engine.
@@ -123,8 +123,8 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Makes a scanner. `is_object`: true if the body begins as a JSON object does; `may_write_fields`: true if the
-    /// client may write reserved fields.
+    /// Makes a scanner of a request body. `is_object`: true if the body begins as a JSON object does;
+    /// `may_write_fields`: true if the client may write reserved fields.
     pub(super) fn new(is_object: bool, may_write_fields: bool) -> Self {
         Self {
             is_object,
@@ -176,7 +176,7 @@ impl Reader {
         None
     }
 
-    /// Returns the kind of the key that was just read as a string.
+    /// Returns the kind of the JSON key that was just read as a string.
     fn key(&mut self) -> Key {
         let name = &*self.kept;
         if self.length > KEPT {
@@ -228,7 +228,7 @@ impl Reader {
         self.length += 1;
     }
 
-    /// Processes the end of a string; returns the reserved id or field if the string is one.
+    /// Processes the end of a JSON string; returns the reserved image id or field if the string is one, else None.
     fn end(&mut self) -> Option<ReservedPart> {
         self.is_in_text = false;
         let of = std::mem::replace(&mut self.last, Last::Text);
@@ -251,9 +251,9 @@ const LONGEST: usize = 64 * 6;
 /// Number of hexadecimal digits after the prefix that make a string one of the router's image ids.
 const DIGITS: usize = 32;
 
-/// Result of a quick search of a body for reserved ids and fields.
+/// Result of a quick search of a body for image ids and fields that are reserved for the router.
 pub(super) enum Suspicion {
-    /// No reserved ids or fields in the body.
+    /// No image ids or fields that are reserved for the router are in the body.
     None,
     /// Undecided, so that the body must be scanned completely.
     Open,

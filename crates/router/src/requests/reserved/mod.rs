@@ -37,7 +37,7 @@ const HEADERS: [&str; 9] = [
 /// Parts of a request id that vLLM's NCCL connector interprets as followed by an address.
 const ADDRESSES: [&str; 2] = ["___prefill_addr_", "___decode_addr_"];
 
-/// Part of a client's request that only the router may write.
+/// Part of a client's request that only the router may write: an image id, or a reserved field or header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ReservedPart {
     /// Image id that only the router may assign.
@@ -110,7 +110,8 @@ fn has_address(id: &[u8]) -> bool {
 }
 
 impl ReservedPart {
-    /// Makes the refusal of a request with a reserved part. `what`: name of the part's kind, `header` or `field`.
+    /// Makes the refusal of a request with a part that only the router may write. `what`: name of the part's kind,
+    /// `header` or `field`.
     fn refusal(self, what: &str) -> Refusal {
         match self {
             Self::Name => {

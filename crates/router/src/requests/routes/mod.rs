@@ -88,7 +88,7 @@ fn is_listed(path: &str, listed: &[String]) -> bool {
     })
 }
 
-/// Returns the path as an engine may interpret it: decoded, in lower case, without empty segments.
+/// Returns a request's path as an engine may interpret the path: decoded, in lower case, without empty segments.
 fn plain(path: &str) -> String {
     let decoded = kvatlas_http::plain(path.as_bytes());
     let decoded = String::from_utf8_lossy(&decoded).to_ascii_lowercase();

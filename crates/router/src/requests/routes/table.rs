@@ -58,7 +58,7 @@ pub(crate) enum ForwardCondition {
     Always,
     /// The path is forwarded if the client sends a key that permits changes, or the setting `forward` lists the path.
     ToAdmins,
-    /// The path is forwarded if the setting `forward` lists it.
+    /// The path is forwarded only if the setting `forward` lists it.
     IfListed,
 }
 
@@ -73,7 +73,7 @@ impl Route {
         self.path.parameter(bare(path)).unwrap_or_default()
     }
 
-    /// True if a request may be retried after an engine has received it completely.
+    /// True if a request of this route may be retried after an engine has received the request completely.
     pub(crate) fn may_repeat(&self, method: &Method) -> bool {
         match self.to {
             // Some engines are changed by GET too.
@@ -89,7 +89,7 @@ impl Route {
         !self.path.text.is_empty() && !self.is_unnamed()
     }
 
-    /// True for the row that matches all paths below `/v1/` without a row of their own.
+    /// True for the row of the table that matches all paths below `/v1/` without a row of their own.
     pub(crate) fn is_unnamed(&self) -> bool {
         self.path.text == UNNAMED
     }
@@ -132,12 +132,12 @@ pub(crate) enum RouterAnswer {
 }
 
 impl RouterAnswer {
-    /// True if the request needs a body.
+    /// True if a request that the router answers in this way needs a body.
     pub(crate) fn wants_body(self) -> bool {
         matches!(self, Self::Explain | Self::PeersRequests | Self::AddEngine)
     }
 
-    /// True if the request's body must be JSON.
+    /// True if the body of a request that the router answers in this way must be JSON.
     pub(crate) fn takes_json(self) -> bool {
         self.wants_body() || matches!(self, Self::RemoveEngine | Self::Drain | Self::Undrain)
     }

@@ -29,10 +29,11 @@ const SHORTEST: usize = 8;
 /// number of the shorter prompt's blocks.
 const FEW: usize = 8;
 
-/// Number of successive turns with changed beginnings after which a session is reported as one that no cache can help.
+/// Number of successive turns (requests) with changed beginnings of their prompts after which a session is reported as
+/// one that no cache can help.
 const IN_A_ROW: u32 = 3;
 
-/// Time after a session's last turn with a changed beginning for which the session is reported, in seconds.
+/// Time after a session's last prompt with a changed beginning for which the session is reported, in seconds.
 const TOLD: f64 = 600.0;
 
 /// Maximum number of sessions with changing beginnings of prompts that are reported at a time.
@@ -42,7 +43,8 @@ const MOST_TOLD: usize = 1024;
 /// help.
 pub(super) struct Habits {
     sessions: Lru<Prompts>,
-    /// Number of turns whose beginning changed, in sessions whose prompts begin differently with every turn.
+    /// Number of turns (requests) whose prompts began differently, in sessions whose prompts begin differently with
+    /// every turn.
     turns: u64,
     told: VecDeque<Habit>,
 }
@@ -50,7 +52,8 @@ pub(super) struct Habits {
 #[derive(Debug, Default)]
 struct Prompts {
     last: VecDeque<Arc<[u64]>>,
-    /// Number of successive turns of the session that shared next to nothing with its earlier turns.
+    /// Number of successive turns (requests) of the session whose prompts shared next to nothing with its earlier
+    /// turns.
     lost: u32,
 }
 
@@ -120,8 +123,8 @@ impl Habits {
         (lost == IN_A_ROW).then_some(habit)
     }
 
-    /// Returns the number of turns whose beginning changed, in sessions whose prompts begin differently with every
-    /// turn.
+    /// Returns the number of turns (requests) whose prompts began differently, in sessions whose prompts begin
+    /// differently with every turn.
     pub(super) fn turns(&self) -> u64 {
         self.turns
     }

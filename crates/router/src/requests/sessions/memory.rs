@@ -91,7 +91,7 @@ impl Memory {
         }
     }
 
-    /// Records the arrival of a session's request.
+    /// Records the arrival of a request (turn) in the session to which it belongs.
     pub(super) fn begin(&mut self, turn: &Turn) {
         let session = self.sessions.used(turn.session);
         session.turns = session.turns.saturating_add(1);
@@ -150,13 +150,13 @@ impl<T: Default> Lru<T> {
         self.slots.peek_mut(&key).map(|slot| &mut slot.value)
     }
 
-    /// Returns the value of a key, which is inserted if missing, and marks the value as recently used.
+    /// Returns the value of a key of the map, which is inserted if missing, and marks the value as recently used.
     pub(super) fn used(&mut self, key: u64) -> &mut T {
         while self.slots.len() >= self.most && !self.slots.contains(&key) && self.drop_oldest() {}
         &mut self.slots.get_or_insert_mut(key, Slot::default).value
     }
 
-    /// Sets the number of bytes that a value occupies in addition to its own size.
+    /// Sets the number of bytes that the value of a key occupies in addition to its own size.
     pub(super) fn weigh(&mut self, key: u64, bytes: usize) {
         let Some(slot) = self.slots.peek_mut(&key) else { return };
         self.bytes = self.bytes - slot.bytes + bytes;
@@ -170,7 +170,7 @@ impl<T: Default> Lru<T> {
         }
     }
 
-    /// Drops the least recently used value; false if the map is empty.
+    /// Drops the least recently used value of the map. Returns false if the map is empty.
     fn drop_oldest(&mut self) -> bool {
         let Some((_, slot)) = self.slots.pop_lru() else { return false };
         self.bytes -= slot.bytes;

@@ -53,8 +53,8 @@ pub(crate) struct Sessions {
     started: AtomicU64,
     has_warned: AtomicBool,
     seed: u64,
-    /// Number of prompts by the place of the request that named their session, in the order of [`Source::ALL`], with
-    /// prompts without a session last.
+    /// Number of prompts by the place of the request that named their session, in the order of [`Source::ALL`]; the
+    /// last number counts the prompts without a session.
     pub(crate) by_source: [AtomicU64; Source::ALL.len() + 1],
     /// Number of prompts in sessions, by the kind of turn ([`Kind::ALL`]).
     pub(crate) by_kind: [AtomicU64; Kind::ALL.len()],
@@ -158,7 +158,8 @@ impl Sessions {
         }
     }
 
-    /// Returns the number of turns whose beginning changed, and the number of sessions with these turns lately.
+    /// Returns the number of turns (requests) whose prompts began differently from earlier ones so that no cache
+    /// helped, and the number of sessions with these turns in the last ten minutes.
     pub(crate) fn lost_turns(&self) -> (u64, usize) {
         let habits = self.habits.lock();
         (habits.turns(), habits.count(seconds()))
@@ -221,7 +222,7 @@ struct Chains {
     ends: RwLock<Lru<End>>,
 }
 
-/// Prompt of a session whose last block has a given hash.
+/// Prompt of a session, found by the hash of its last block.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct End {
     session: u64,

@@ -75,7 +75,8 @@ struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// Returns the most specific session: the agent's own, else the whole session; None if no field names one.
+    /// Returns the most specific session that the fields name: the agent's own, else the whole session; None if no
+    /// field names one.
     fn name(&self) -> Option<Name> {
         let named = |name, parent| {
             let parent: Option<Cow<'_, str>> = text(parent);

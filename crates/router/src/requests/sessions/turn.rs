@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use crate::answers::observe::Stop;
 use crate::config::Source;
 
-/// Key with which ids of sessions are hashed before they are shown, so that ids cannot be found by guessing.
+/// Secret key with which ids of sessions are hashed before they are shown, so that the ids cannot be found by guessing.
 #[derive(Clone, PartialEq)]
 pub(crate) struct ShownUnder(Arc<[u8; 32]>);
 

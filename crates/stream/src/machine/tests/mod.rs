@@ -77,7 +77,7 @@ fn clearing(seq: u64) -> Vec<u8> {
     format!("c{seq}").into_bytes()
 }
 
-/// Returns the service's default settings, but with buffers for few batches.
+/// Returns the service's default settings of a stream machine, but with buffers for few batches.
 fn config() -> MachineConfig {
     MachineConfig {
         stale_after: Duration::from_secs(30),

@@ -51,7 +51,7 @@ fn batch(payload: &[u8]) -> (Batch, bool) {
     ((parts[0].parse().unwrap(), parts[1].parse().unwrap()), parts[2] == "true")
 }
 
-/// Random number generator: SplitMix64.
+/// Random number generator of the tests, by the algorithm SplitMix64.
 struct Dice(u64);
 
 impl Dice {
@@ -356,7 +356,7 @@ impl World {
         assert!(self.wrong < 2, "holds {held:?} in life {}", self.life);
     }
 
-    /// Delivers live batches while the replay socket does not answer.
+    /// Makes the model's engine busy: delivers live batches while the replay socket does not answer.
     fn busy(&mut self) {
         for round in 0..40 {
             if round % 4 == 0 {
@@ -407,7 +407,7 @@ impl World {
         }
     }
 
-    /// Delivers everything from now on, without faults.
+    /// Makes the model deliver everything from now on, without random faults.
     fn quiet(&mut self) {
         (self.faults, self.replay_alive) = (false, true);
         for round in 0..900 {
