@@ -18,8 +18,8 @@ const PRIOR: f64 = 64.0;
 /// Sample of the computed blocks, with decaying counts of blocks computed repeatedly and of all blocks.
 #[derive(Debug, Default)]
 pub(super) struct Again {
-    /// Part of the hash (32 bits) of the last sampled block at each index of this table. Other bits of the hash give
-    /// the index.
+    /// Part of the hash (32 bits) of the last sampled block at each index of the sample, a table. Other bits of the
+    /// hash give the index.
     seen: Vec<u32>,
     again: f64,
     all: f64,
