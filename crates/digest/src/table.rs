@@ -17,7 +17,8 @@ const EMPTY: u32 = u32::MAX;
 /// Minimum capacity of a shard (part of the hash table) that is not empty, in entries.
 const SMALLEST: usize = 16;
 
-/// Entry of the table: a mark (prefix hash) in two halves, which avoids padding, and the number of its set of sites.
+/// Entry of the hash table of marks: a mark (prefix hash) in two halves, which avoids padding, and the number of its
+/// set of sites.
 #[derive(Clone, Copy)]
 struct Entry {
     mark: [u32; 2],

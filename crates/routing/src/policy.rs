@@ -161,7 +161,7 @@ pub trait Policy: Send {
 /// Routing policy of any type, owned by its user, on the heap.
 pub type BoxedPolicy = Box<dyn Policy>;
 
-/// Entry of a policy in a table: the policy's name, and a function that creates it.
+/// Entry of a policy in a table of policies: the policy's name, and a function that creates it.
 #[derive(Debug, Clone, Copy)]
 pub struct PolicyEntry {
     /// Name of the policy, as users give it.

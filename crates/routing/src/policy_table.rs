@@ -32,7 +32,7 @@ impl PolicyTable {
         self
     }
 
-    /// Names of all policies in the table, `kvatlas` first.
+    /// Names of all policies in this table of policies, `kvatlas` first.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.0.iter().map(|entry| entry.name)
     }

@@ -76,7 +76,7 @@ impl<T: Send + Sync> SwapCell<T> {
         unsafe { &*self.it.load(Ordering::Acquire) }
     }
 
-    /// Loads the content like [`Self::load`], for a reader that keeps its guard together with the result.
+    /// Loads the content of the cell like [`Self::load`], for a reader that keeps its guard together with the result.
     #[inline]
     pub(super) fn hold(&self, guard: &Guard<'_>) -> GuardedPointer<T> {
         GuardedPointer(ptr::from_ref(self.load(guard)))
@@ -106,8 +106,8 @@ impl<T: Send + Sync> Drop for SwapCell<T> {
     }
 }
 
-/// Pointer to a content that a reader has loaded, valid as long as the reader's guard. This module passes it on only
-/// together with the guard.
+/// Pointer to the content of a cell that a reader has loaded, valid as long as the reader's guard. This module passes
+/// it on only together with the guard.
 pub(super) struct GuardedPointer<T>(*const T);
 
 impl<T> PartialEq for GuardedPointer<T> {

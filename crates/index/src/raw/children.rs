@@ -42,7 +42,8 @@ impl Children {
         self.table.bytes()
     }
 
-    /// Frees a part of the table's memory; returns true if more is left. The table must not be searched afterwards.
+    /// Frees a part of the memory of this table of child runs; returns true if more is left. The table must not be
+    /// searched afterwards.
     pub(crate) fn shed(&mut self) -> bool {
         self.table.shed()
     }

@@ -57,7 +57,8 @@ pub(crate) struct Guard<'r> {
 }
 
 impl Guard<'_> {
-    /// Panics if the guard belongs to another index, as it would not prevent this index's memory from being freed.
+    /// Panics if this reader's guard belongs to another index, as it would not prevent this index's memory from being
+    /// freed.
     #[inline]
     pub(super) fn assert_of(&self, index: IndexId) {
         assert!(self.readers.index == index, "a guard of one index, and things of another");

@@ -74,8 +74,8 @@ pub(crate) struct SetHead {
     references: AtomicU32,
     /// Number of holders (ranks' caches) in the set.
     members: u32,
-    /// True if the members are a bit mask up to the highest member; otherwise they are an ascending list, two to a
-    /// word, padded with 0.
+    /// True if the members of the set (holders) are stored as a bit mask up to the highest member; otherwise they are
+    /// an ascending list, two to a word, padded with 0.
     bits: bool,
 }
 
@@ -180,19 +180,19 @@ impl SetWord {
         self.0 & KIND == OBJECT && self.0 != 0
     }
 
-    /// Members of the set, for a reader.
+    /// Members (holders) of the set for which this word stands, for a reader.
     ///
     /// # Safety
     ///
-    /// The word was linked at some moment of the lifetime of a guard, and the guard lives for as long as the
-    /// result.
+    /// The word was linked at some moment of the lifetime of a guard, and the guard lives for as long as the result.
     #[inline]
     pub(super) unsafe fn members<'p>(self) -> Members<'p> {
         // SAFETY: rule 2: what was linked while the reader was under its guard is not freed before it leaves.
         self.decode(|address| unsafe { Self::at(address) })
     }
 
-    /// Members of the set, for the table of sets, which counts the references to it.
+    /// Members (holders) of the set for which this word stands, for the table of sets, which counts the references to
+    /// it.
     #[inline]
     pub(crate) fn counted_members(self, token: &CountedToken) -> Members<'_> {
         self.decode(|address| Self::counted(address, token))
@@ -249,7 +249,8 @@ impl SetWord {
         Self(set.as_ptr().expose_provenance() as u64)
     }
 
-    /// Word with these holders (ranks' caches), given in ascending order, if they fit into a word; None otherwise.
+    /// Word for the set of these holders (ranks' caches), given in ascending order, if they fit into a word; None
+    /// otherwise.
     pub(crate) fn of_holders(holders: &[u32]) -> Option<Self> {
         let Some(&highest) = holders.last() else { return Some(Self::EMPTY) };
         if highest < MASK_HOLDERS {
@@ -258,14 +259,15 @@ impl SetWord {
         (holders.len() <= 3 && highest < FEW_NONE).then(|| Self::of_few(holders))
     }
 
-    /// Word with one more holder (a rank's cache), if the word is a bit mask and the holder fits; None otherwise.
+    /// Word for this set with one more holder (a rank's cache), if the word is a bit mask and the holder fits; None
+    /// otherwise.
     #[inline]
     pub(crate) fn mask_with(self, holder: u32) -> Option<Self> {
         let is_mask = (self.is_empty() || self.0 & KIND == MASK) && holder < MASK_HOLDERS;
         is_mask.then(|| Self(self.0 | MASK | 1 << (2 + holder)))
     }
 
-    /// Word without one of its holders (ranks' caches), if the word is a bit mask; None otherwise.
+    /// Word for this set without one of its holders (ranks' caches), if the word is a bit mask; None otherwise.
     #[inline]
     pub(crate) fn mask_without(self, holder: u32) -> Option<Self> {
         if self.0 & KIND != MASK {

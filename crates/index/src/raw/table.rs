@@ -25,7 +25,8 @@ use crate::spread::{line_after, line_of};
 use crate::sync::{AtomicU64, Ordering};
 
 const SLOTS: usize = 7;
-/// Average number of entries per line (a group of seven entries in one cache line) at which a table counts as full.
+/// Average number of entries per line (a group of seven entries in one cache line) at which a hash table counts as
+/// full.
 const FULL: usize = 4;
 const LOW: u64 = 0x0001_0101_0101_0101;
 const HIGH: u64 = LOW << 7;
@@ -76,7 +77,8 @@ impl Table {
         Self { lines, beyond: Mutex::default() }
     }
 
-    /// Frees a part of the table's memory; returns true if more is left. The table must not be searched afterwards.
+    /// Frees a part of the memory of this hash table; returns true if more is left. The table must not be searched
+    /// afterwards.
     pub(crate) fn shed(&mut self) -> bool {
         #[cfg(loom)]
         return !std::mem::take(&mut self.lines).is_empty();
@@ -176,7 +178,7 @@ impl Table {
         meta.store(now - ONE_OVERFLOW, Ordering::Release);
     }
 
-    /// Replaces the value `old` under a hash by `new`; returns true if `old` was in the table.
+    /// Replaces the value `old` under a hash by `new`; returns true if the hash table contained `old`.
     pub(crate) fn replace(&self, hash: u64, old: u64, new: u64, _writer: &mut WriterToken) -> bool {
         self.at(hash, old).is_some_and(|(line, slot, _)| {
             self.lines[line].slots[slot].store(new, Ordering::Release);
@@ -335,7 +337,8 @@ mod loom_tests {
         })
     }
 
-    /// Checks that a reader finds an entry that stays in the table, and of another entry only values that it had.
+    /// Checks that a reader finds an entry that stays in the hash table, and under the hash of an entry that comes and
+    /// goes only values that this entry had.
     #[test]
     fn what_stays_is_found_while_others_come_and_go() {
         loom::model(|| {

@@ -66,7 +66,8 @@ impl<T: Zeroable> ZeroedList<T> {
         self.words * size_of::<u64>()
     }
 
-    /// Frees a part of the list's memory; returns true if more is left. The elements must not be accessed afterwards.
+    /// Frees a part of the memory of this list of zeros; returns true if more is left. The elements must not be
+    /// accessed afterwards.
     pub(super) fn shed(&mut self) -> bool {
         let mut memory = self.take().into_vec();
         memory.truncate(memory.len().saturating_sub(PIECE));

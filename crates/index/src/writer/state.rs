@@ -48,7 +48,8 @@ pub(crate) struct Writer {
     pub(super) waiting: usize,
     /// Number of blocks that are still to be stored by store events that have been applied only in part.
     pub(super) promised: usize,
-    /// Number of blocks that follow the current part of a store, until the first block of this part is stored.
+    /// Number of blocks of a store event that follow the part being applied, until the first block of this part is
+    /// stored.
     pub(super) coming: usize,
     /// Newest roster, the table of the workers and ranks behind holders (ranks' caches), to be published to readers.
     pub(super) roster: Roster,

@@ -26,8 +26,8 @@ const NEW_PRIOR: f64 = 64.0;
 /// space before.
 #[derive(Debug, Default)]
 pub(super) struct Again {
-    /// Part of the hash (32 bits) of the last sampled block at each index of this table. Other bits of the hash give
-    /// the index.
+    /// Part of the hash (32 bits) of the last sampled block at each index of the sample, a table. Other bits of the
+    /// hash give the index.
     seen: Vec<u32>,
     again: f64,
     all: f64,

@@ -48,8 +48,8 @@ impl Books {
         &mut self.engines[at]
     }
 
-    /// Records that a request was sent, by this router or another one, to the worker of the candidate in this row of
-    /// the table.
+    /// Records that a request was sent, by this router or another one, to the worker of the candidate in row `row` of
+    /// the table `candidates`.
     pub(super) fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
         let depth = candidates.reached(row);
         let blocks = if request.content_hashes.is_empty() { 0.0 } else { f64::from(request.blocks()) };

@@ -185,8 +185,8 @@ pub(super) struct Harm {
 }
 
 impl Harm {
-    /// Computes the terms of the cost of a row, an index into the table of candidates. `MOVES`: true if blocks may be
-    /// loaded or pulled.
+    /// Computes the terms (summands) of the cost of sending the request to the candidate in row `row` of the table of
+    /// candidates. `MOVES`: true if blocks may be loaded or pulled.
     // Most rows are ruled out by a sum alone: inlined, it stays in registers, which is a fifth of a decision among many.
     #[inline(always)]
     pub(super) fn of<const MOVES: bool>(

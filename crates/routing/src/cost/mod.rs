@@ -179,7 +179,7 @@ impl Kvatlas {
         }
     }
 
-    /// Calls `each` with the cost terms of every candidate, in the order of the table's rows.
+    /// Calls `each` with the cost terms of every candidate, in the order of the rows of the table `candidates`.
     fn assess(
         &self,
         request: &Request<'_>,

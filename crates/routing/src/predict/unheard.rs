@@ -50,7 +50,7 @@ pub struct PredictedIndex {
 
 #[derive(Debug, Default)]
 struct Cache {
-    /// Capacity of the cache in blocks; None for the capacity in [`Retention::Mock`].
+    /// Capacity of the engine's cache in blocks; None for the capacity in [`Retention::Mock`].
     room: Option<usize>,
     blocks: HashMap<u64, Block>,
     /// Eviction queue: time, key and stamp (sequence number) of each unused block. An item is valid only if its stamp

@@ -212,7 +212,7 @@ impl Router {
         self.on_the_way.blocks()
     }
 
-    /// Number of prompts on their way that were not stored, because the store was full.
+    /// Number of prompts on their way that were not stored, because the store of these prompts was full.
     #[must_use]
     pub fn predictions_dropped(&self) -> u64 {
         self.on_the_way.dropped()

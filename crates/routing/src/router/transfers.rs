@@ -149,7 +149,7 @@ impl Router {
     }
 
     /// Updates the costs with the transfer (load or pull of blocks) of a request that succeeded. `cached`: number of
-    /// prompt tokens that were in the cache, if reported.
+    /// prompt tokens that were in the worker's cache, if its engine reported it.
     pub(super) fn note_transfer(&mut self, its: &Reservation, cached: Option<u32>) {
         self.transfers.heard(its.worker, self.now);
         let Some(moved) = &its.moved else { return };

@@ -251,7 +251,7 @@ pub(crate) struct LearntLine {
 }
 
 impl LearntLine {
-    /// Number of samples of transfers.
+    /// Number of samples of transfers (loads or pulls of blocks) to which the linear function is fitted.
     pub(crate) fn samples(&self) -> usize {
         self.samples.len()
     }

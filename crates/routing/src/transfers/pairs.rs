@@ -240,7 +240,7 @@ impl Transfers {
     }
 
     /// Excludes a pair of workers from pulls and removes its samples, because a pull was late or brought nothing, or
-    /// two in a row brought only a part.
+    /// two pulls in a row brought only a part of the expected blocks.
     pub(crate) fn retire(&mut self, worker: u32, source: u32, now: f64) {
         let until = now + self.guards.out;
         if let Some(pair) = self.peer(worker).pairs.iter_mut().find(|pair| pair.source == source) {

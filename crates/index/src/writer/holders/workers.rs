@@ -25,7 +25,8 @@ pub(in crate::writer) struct Workers {
     free: Vec<u32>,
 }
 
-/// Ranks of a worker: pairs of the data-parallel rank and the rank's number in this table. Most workers have one rank.
+/// Ranks of a worker: pairs of the data-parallel rank and the rank's number in the table of workers. Most workers have
+/// one rank.
 type Worker = SmallVec<[(u32, u32); 2]>;
 
 /// Writer's data about one rank of a worker: its holders (caches), copies of blocks, and work done in steps.
@@ -315,7 +316,7 @@ impl Workers {
         rank
     }
 
-    /// Removes a worker from the table; returns the data of its ranks.
+    /// Removes a worker from the table of workers; returns the writer's data about its ranks.
     pub(in crate::writer) fn drop(&mut self, worker: &str) -> SmallVec<[Rank; 2]> {
         let ranks = self.by_name.remove(worker).unwrap_or_default();
         let books = ranks.iter().filter_map(|(_, rank)| self.books[*rank as usize].take()).collect();

@@ -42,8 +42,8 @@ impl NameTable {
         self.slots.find(self.hash(name), |number| name_of(number) == Some(name))
     }
 
-    /// Adds a block hash, which must not be in the table, with the number of its block's position (run of blocks and
-    /// offset). There must be space for it ([`Self::make_ready`]).
+    /// Adds a block hash, which must not be in the table yet, with the number of its block's position (run of blocks
+    /// and offset). There must be space for it ([`Self::make_ready`]).
     #[inline]
     pub(crate) fn insert(&mut self, name: u64, number: u32) {
         self.slots.insert(self.hash(name), number);
@@ -97,7 +97,7 @@ impl NameTable {
         debug_assert!(was_there);
     }
 
-    /// True if the table's counts of bytes and entries are correct, for tests.
+    /// True if the table's counts of its bytes and entries are correct, for tests.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.slots.is_counted()

@@ -63,7 +63,8 @@ impl OwnTable {
         self.lines.is_counted() && self.len == self.iter().count()
     }
 
-    /// Frees a part of the table's memory; returns true if more is left. The table must not be searched afterwards.
+    /// Frees a part of the memory of this table of block hashes; returns true if more is left. The table must not be
+    /// searched afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.lines.shed()
     }
@@ -139,8 +140,8 @@ impl OwnTable {
         Some(piece[line].numbers[slot])
     }
 
-    /// Adds a block hash unless it is in the table; returns true if it was added. There must be space
-    /// ([`Self::make_ready`]).
+    /// Adds a block hash unless it is in the table; returns true if it was added. `number`: number of its block's
+    /// position (run of blocks and offset). There must be space ([`Self::make_ready`]).
     #[inline]
     pub(in crate::writer) fn insert_new(&mut self, name: u64, number: u32) -> bool {
         let hash = self.hash(name);

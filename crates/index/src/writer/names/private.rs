@@ -237,8 +237,8 @@ impl PrivateNames {
         taken
     }
 
-    /// Removes block hashes, at positions (runs of blocks and offsets) where the holder (a rank's cache) will have no
-    /// block any longer.
+    /// Removes block hashes from the private table, at positions (runs of blocks and offsets) where the holder (a
+    /// rank's cache) will have no block any longer.
     pub(crate) fn forget(&mut self, names: &[u64]) {
         for (i, &name) in names.iter().enumerate() {
             self.table.prefetch(names, i);
@@ -272,7 +272,8 @@ impl PlaceNames {
         size_of::<Self>() + self.names.bytes() + self.room * size_of::<u64>()
     }
 
-    /// Frees a part of the table's memory; returns true if more is left. The table must not be searched afterwards.
+    /// Frees a part of the memory of this table of block hashes; returns true if more is left. The table must not be
+    /// searched afterwards.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.names.shed()
     }

@@ -97,8 +97,8 @@ impl Slots {
         self.len += 1;
     }
 
-    /// Adds a word, unless `is_it` accepts a word under this hash; returns true if it was added. There must be space
-    /// for it ([`Self::make_ready`]).
+    /// Adds a word to the hash table, unless `is_it` accepts a word under this hash; returns true if it was added.
+    /// There must be space for it ([`Self::make_ready`]).
     #[inline]
     pub(in crate::writer) fn insert_new(&mut self, hash: u64, word: u32, mut is_it: impl FnMut(u32) -> bool) -> bool {
         let side = self.lines.side_mut(hash);
@@ -128,7 +128,7 @@ impl Slots {
         true
     }
 
-    /// Removes the word under a hash that `is_it` accepts; returns true if there was one.
+    /// Removes from the hash table the word under a hash that `is_it` accepts; returns true if there was one.
     #[inline]
     pub(in crate::writer) fn remove(&mut self, hash: u64, is_it: impl FnMut(u32) -> bool) -> bool {
         let side = self.lines.side_mut(hash);

@@ -153,7 +153,8 @@ impl Writer {
 pub(in crate::writer) const RUN_STEPS: usize = 8;
 pub(in crate::writer) const NAME_STEPS: usize = 8;
 
-/// Number of block hashes that are sorted by position (run of blocks and offset) at a time.
+/// Number of block hashes of a holder that are sorted by position (run of blocks and offset) at a time, between two
+/// checks of the steps used.
 const GATHERED: usize = 32;
 
 /// Consecutive blocks of one holder (a rank's cache): parent's block hash, block hashes and content hashes.

@@ -14,8 +14,8 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Number of the table's blocks in an engine's block, whose size is a multiple of the table's. `bytes`: tokens of
-    /// the engine's block.
+    /// Number of the prefix table's blocks in one block of an engine, whose size is a multiple of theirs. `bytes`:
+    /// tokens of the engine's block.
     fn blocks(&self, bytes: &[u8]) -> usize {
         if bytes.len() == self.block_size { 1 } else { bytes.len() / self.block_size }
     }

@@ -15,7 +15,8 @@ use super::config::{Config, Error};
 use super::context::Context;
 use super::context_change::Rules;
 
-/// Unit of stored times: a tenth of a second. Stored times suffice for 13 years from the table's creation.
+/// Unit of the times stored in the prefix table: a tenth of a second. Stored times suffice for 13 years from the
+/// table's creation.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Key of a context, the part of the table for one model and LoRA adapter.
@@ -239,7 +240,7 @@ impl Worker {
         Ok(Self { signal, thread: Mutex::new(Some((thread, std::process::id()))) })
     }
 
-    /// Stops the thread and waits for its end. Further calls do nothing.
+    /// Stops the background thread and waits for its end. Further calls do nothing.
     pub(super) fn stop(&self) {
         *self.signal.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.signal.1.notify_all();
@@ -253,7 +254,7 @@ impl Worker {
         }
     }
 
-    /// True if the thread was stopped.
+    /// True if the background thread was stopped.
     pub(super) fn is_stopped(&self) -> bool {
         *self.signal.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

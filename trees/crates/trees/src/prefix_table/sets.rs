@@ -56,7 +56,8 @@ pub(super) struct Sets {
     vacant: Vec<u32>,
     by_members: HashTable<u32>,
     state: RandomState,
-    /// Arguments and result of the last change: the old set, the pod, its new ways of holding, and the new set.
+    /// Arguments and result of the last change of a set of pods: the old set, the pod, its new ways of holding the
+    /// prefix, and the new set.
     last: Option<(u32, u32, u32, u32)>,
 }
 
@@ -90,7 +91,7 @@ impl Sets {
         members.binary_search_by_key(&pod, |member| member.pod()).map_or(0, |at| members[at].ways())
     }
 
-    /// True if a member of the set holds the prefix in the way `way`, a bit: announced by block hash, or added by the
+    /// True if any pod of the set holds the prefix in the way `way`, a bit: announced by block hash, or added by the
     /// router.
     pub(super) fn any(&self, set: u32, way: u32) -> bool {
         self.sets[set as usize].ways & way != 0

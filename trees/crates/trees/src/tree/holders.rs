@@ -311,7 +311,7 @@ impl Tenants {
         number
     }
 
-    /// Removes a tenant that holds no nodes.
+    /// Removes a tenant that holds no nodes from the table of tenants, so that its number can be reused.
     pub(crate) fn forget(&mut self, number: u32) {
         if let Some(tenant) = self.list[number as usize].take() {
             self.name_bytes -= tenant.name.len();

@@ -128,7 +128,7 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// Returns the leaf of a tenant that is evicted first, and its rank; the leaf stays in the heap.
+    /// Returns the leaf of a tenant that is evicted first, and its rank; the leaf stays in the tenant's heap.
     pub(super) fn first_leaf(&mut self, tenant: u32) -> Option<(Rank, u32)> {
         loop {
             let &(Reverse(was), node) = self.tenants.get(tenant)?.order.peek()?;
