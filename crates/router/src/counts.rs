@@ -109,7 +109,8 @@ pub(crate) struct Counts {
     /// Number of hedged requests, sent to a second engine while the first had not answered, by the outcome in
     /// [`HEDGES`].
     pub(crate) hedges: [AtomicU64; HEDGES.len()],
-    /// Number of requests that two engines are processing now, because of a hedge.
+    /// Number of requests that two engines are processing now, because of a hedge (a second attempt while the first
+    /// engine has not answered).
     pub(crate) open_hedges: AtomicUsize,
     /// Histogram of the times from a request's arrival to the first token of its streamed answer, in seconds, over all
     /// models and engines.

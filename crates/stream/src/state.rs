@@ -105,7 +105,7 @@ impl Outcome {
         Self::NotRegistered,
     ];
 
-    /// Returns the name of the outcome in metrics and HTTP answers.
+    /// Returns the name of the outcome, for blocks loaded from a snapshot, in metrics and HTTP answers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

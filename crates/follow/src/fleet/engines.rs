@@ -36,7 +36,7 @@ impl EngineState {
     pub const ALL: [Self; 6] =
         [Self::Asking, Self::Registered, Self::Unreachable, Self::NoEvents, Self::Unusable, Self::Refused];
 
-    /// Returns the name of the state in HTTP answers and metrics.
+    /// Returns the name of this state of an engine in HTTP answers and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -158,7 +158,8 @@ pub(crate) struct RankBlocks {
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// Stream that is to be written to a snapshot. Its ranks are in the same order as in its head.
+/// Stream that is to be written to a snapshot. Its ranks are in the same order as in its `head`, which has the state of
+/// the stream without its blocks.
 #[derive(Debug)]
 pub(crate) struct StreamCopy {
     pub(crate) head: StreamHead,
@@ -247,7 +248,7 @@ pub(crate) struct CopiedRank {
 }
 
 /// Copy of a stream, made out of the index by the stream's task. The ranks are in the same order as in the stream's
-/// head.
+/// `head`, which has the state of the stream without its blocks.
 pub(crate) struct CopiedStream {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<CopiedRank>,

@@ -69,7 +69,7 @@ counters! {
     zero_parents,
     /// Clears of an engine's cache that the engine has announced.
     clears,
-    /// Gaps: how often batches were missing between two received ones.
+    /// Gaps: how often batches were missing.
     gaps,
     /// Missing batches recovered by a replay or a late arrival.
     recovered_batches,

@@ -54,7 +54,7 @@ pub(super) trait StreamSource: Send {
     /// Handles an event of the engine's sockets or of the NATS log. Returns its consequences for the stream's status.
     fn take_in(&mut self, event: Self::Event, now: Duration, holdings: &mut Holdings) -> StreamNews;
 
-    /// Performs all actions that are due at time `now`.
+    /// Performs all actions of the stream that are due at time `now`, such as repeating a request.
     fn tick(&mut self, now: Duration, holdings: &mut Holdings);
 
     /// Returns the time at which [`tick`](Self::tick) must be called next, if no event comes before; `None` if no call

@@ -231,12 +231,12 @@ impl Role {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImageIds {
-    /// Only images whose bytes are in the request.
+    /// The router assigns a `uuid` only to images whose bytes are in the request.
     Auto,
-    /// Images whose bytes are in the request, and images given by URL; the operator asserts that the content of a URL
-    /// never changes.
+    /// The router assigns a `uuid` to images whose bytes are in the request, and to images given by URL; the operator
+    /// asserts that the content of a URL never changes.
     Addresses,
-    /// No images: the router assigns no `uuid`.
+    /// The router assigns a `uuid` to no image.
     Off,
 }
 

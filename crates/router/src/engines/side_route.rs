@@ -89,7 +89,8 @@ impl SideRoutes {
         [TOKENIZE_PATH, MESSAGES_RENDER_PATH, RESPONSES_RENDER_PATH].map(|path| (path, self.of(path)))
     }
 
-    /// Resets the state of all routes to usable, as another engine or version may be running now.
+    /// Resets the state of all these routes to usable, as another engine or version may be running now at the engine's
+    /// address.
     pub(crate) fn forget(&self) {
         for (_, route) in self.all() {
             route.again_at.store(0, Relaxed);

@@ -170,7 +170,7 @@ struct ServingWork {
 }
 
 impl ServingWork {
-    /// Serves a thread's connections until all have ended.
+    /// Serves the gateways' connections of this thread until all connections have ended.
     async fn run(self) {
         let (mut finish, mut end) = (self.stages.clone(), self.stages);
         let (sender, connections) = mpsc::channel(CONNECTIONS);

@@ -292,7 +292,7 @@ impl AnswerBody {
         is_over
     }
 
-    /// Returns the action for the present time without data from the engine.
+    /// Returns the router's action for the present time in which no data have arrived from the engine.
     fn silence(&mut self, context: &mut Context<'_>) -> Silence {
         let stall = (!self.stall.is_zero()).then(|| self.heard + self.stall);
         let waits = self.goes_out && !self.comment.is_zero() && self.observer.takes_comments();

@@ -227,7 +227,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
 /// Replay request to the engine, with the progress of its answer.
 #[derive(Debug)]
 pub(super) struct Question {
-    /// Sequence number of the first requested batch.
+    /// Sequence number of the first batch that the replay request asks for.
     pub(super) from: u64,
     /// Sequence number and hash of an applied batch that the answer must contain as proof that the engine has not
     /// restarted; `None` if no proof is required, or once the answer has contained the batch.

@@ -62,11 +62,11 @@ impl ModelAt {
 
 /// Name of a model as written in a body or URL, not yet decoded.
 enum ModelText<'b> {
-    /// JSON string with its quotes and escapes.
+    /// Model's name as a JSON string with its quotes and escapes.
     Json(&'b str),
-    /// Text of a form's field.
+    /// Model's name as the text of a form's field.
     Form(&'b str),
-    /// A value in a URL's query, in which bytes may be written as `%XX`.
+    /// Model's name as a value in a URL's query, in which bytes may be written as `%XX`.
     Url(&'b str),
 }
 
