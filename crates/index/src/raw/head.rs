@@ -72,7 +72,7 @@ impl RunHead {
     }
 
     /// Memory address of this head of a run, which identifies the head in the copy of its levels that the writer makes
-    /// before a change ([`ChangeRecord`]).
+    /// before a change (`ChangeRecord` in `levels.rs`).
     #[inline]
     fn address(&self) -> usize {
         ptr::from_ref(self).addr()

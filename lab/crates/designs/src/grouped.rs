@@ -83,7 +83,8 @@ pub struct GroupedIndex {
     unknown_removals: AtomicU64,
 }
 
-/// Number of locks of the map in the top level, which records the prefixes that each group of workers holds.
+/// Number of locks of the map in the top level (the table over groups), which records the prefixes that each group of
+/// workers holds.
 const TOP_SHARDS: usize = 256;
 /// Number of locks of the map of a group of workers: few, since there are many groups.
 const GROUP_SHARDS: usize = 32;

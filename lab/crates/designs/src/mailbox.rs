@@ -42,7 +42,7 @@ pub(super) struct Mailbox<T> {
     applied: CachePadded<AtomicU64>,
     jobs: CachePadded<AtomicUsize>,
     closed: AtomicBool,
-    /// True if changes or queries are queued, so that the thread can check without the lock.
+    /// True if changes or queries are queued, so that the index's thread can check without the lock.
     any: AtomicBool,
 }
 
@@ -112,7 +112,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Number of changes that the thread has applied so far.
+    /// Number of changes that the thread that owns the index has applied so far.
     pub(super) fn applied(&self) -> u64 {
         self.applied.load(Ordering::Acquire)
     }
