@@ -164,7 +164,7 @@ def usable(prompt: int, block: int) -> int:
 
 
 def parts(instance: dict[str, Any], prompt: int, block: int) -> Counter[str]:
-    """What the index expects of each kind of cache, in tokens, by the engine's names."""
+    """Return the tokens that the index expects from each kind of cache, by the engine's names of the kinds."""
     most = usable(prompt, block)
     found: Counter[str] = Counter({"device": 0, "host": 0, "disk": 0})
     if "loadable" not in instance:
@@ -175,7 +175,7 @@ def parts(instance: dict[str, Any], prompt: int, block: int) -> Counter[str]:
 
 
 def reported(server: Server, before: Counter[str], cached: int) -> Counter[str]:
-    """What the engine says since then of where tokens came from, once this makes up all that an answer had cached."""
+    """Return the engine's counts of tokens by source since then, once they add up to all cached tokens of an answer."""
     end = time.monotonic() + REPORTED
     while True:
         came = server.cached_by_source()

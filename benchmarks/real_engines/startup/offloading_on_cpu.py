@@ -24,8 +24,8 @@ class DeviceMemory(torch.Tensor):  # type: ignore[misc] # where this is checked,
     is_cuda = True
 
 
-class Done:
-    """An event of a stream on which everything is done when it was called."""
+class DoneEvent:
+    """Event of a stream that has finished all its work."""
 
     def __init__(self, **_: object) -> None: ...
 
@@ -36,7 +36,7 @@ class Done:
 
     def synchronize(self) -> None: ...
 
-    def elapsed_time(self, _end: Done) -> float:
+    def elapsed_time(self, _end: DoneEvent) -> float:
         return 0.01  # milliseconds
 
 
@@ -67,7 +67,7 @@ def copy(
         ctypes.memmove(target, source, size)
 
 
-gpu_worker.torch = AsModule(torch, Event=Done)
+gpu_worker.torch = AsModule(torch, Event=DoneEvent)
 gpu_worker.ops = SimpleNamespace(swap_blocks_batch=copy)
 gpu_worker.current_platform = AsModule(
     gpu_worker.current_platform, Stream=Stream, current_stream=Stream, stream=contextlib.nullcontext

@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::config::PoolConfig;
 use crate::error::Error;
 use crate::fleet::Fleet;
-use crate::lmcache::{Listing, LmcacheConfig, NextPage, PartialListing};
+use crate::lmcache::{ChunkListing, LmcacheConfig, NextPage, PartialListing};
 use crate::state::{Keyspace, tell_time};
 
 impl Keyspace {
@@ -115,7 +115,7 @@ fn find<'f>(fleet: &'f Fleet, name: &str) -> Result<(&'f PoolConfig, &'f Lmcache
 }
 
 /// Puts a complete listing to use.
-fn complete(fleet: &Fleet, pool: &PoolConfig, lmcache: &LmcacheConfig, listing: Listing, begun: Instant) {
+fn complete(fleet: &Fleet, pool: &PoolConfig, lmcache: &LmcacheConfig, listing: ChunkListing, begun: Instant) {
     let listed = &lmcache.listed;
     if listed.has_failed.swap(false, Relaxed) {
         tracing::info!(pool = %pool.name, "LMCache's coordinator can be read again");

@@ -1,4 +1,4 @@
-"""What the check says of a pool that LMCache fills, by what the coordinator lists."""
+"""Findings of the check on a pool that LMCache fills, by the keys that the coordinator lists."""
 
 from __future__ import annotations
 

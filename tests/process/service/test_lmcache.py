@@ -42,7 +42,7 @@ def tokens_of(parts: list[list[int]]) -> list[int]:
 
 
 def depth(copies: list[list[list[Any]]], ranks: int, server: str | None) -> int:
-    """Leading chunks of which every rank's part is shared, or on a server."""
+    """Leading chunks whose parts are, for every rank, shared or on a server."""
     has = [any(shared or name == server for name, _, shared in each) for each in copies]
     chunks = [all(has[at : at + ranks]) for at in range(0, len(has), ranks)]
     return (*chunks, False).index(False)

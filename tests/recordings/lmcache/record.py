@@ -76,7 +76,7 @@ def tokens_of(parts: list[list[int]]) -> list[int]:
     return [(seed * 1_000_003 + at * 7_919) % 200_000 for seed, count in parts for at in range(count)]
 
 
-class Sink(CacheEventSink):
+class Sink(CacheEventSink):  # type: ignore[misc] # of a package that is not installed here
     """Posts batches to the coordinator, unless it cannot be reached."""
 
     def __init__(self, client: TestClient) -> None:

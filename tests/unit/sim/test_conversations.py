@@ -77,7 +77,7 @@ def test_questions_on_documents_are_six_turns_of_each_document_with_pauses() -> 
             assert (1_000 <= each.delay <= 2_000) if goes_on else each.delay == 0
             if goes_on:
                 assert line.input_length == by_id[each.id].input_length + 2 * 256
-    # Each document is of one conversation alone.
+    # Each document belongs to one conversation alone.
     assert len({line.hash_ids[:96] for line in trace.requests}) == 192
 
 

@@ -193,7 +193,7 @@ pub enum Role {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SitesConfig {
-    /// Role of the service: that of one site, or that of the service above all sites.
+    /// Role of the service: the index of one site, or the service above all sites.
     pub role: Role,
     /// Number of blocks between two prefix hashes of a chain in a site's digest (the summary of the site's index). Must
     /// be equal at all sites.

@@ -1,4 +1,4 @@
-//! Listing of the chunks that LMCache holds, read page by page from its coordinator (`GET /directory/keys`).
+//! ChunkListing of the chunks that LMCache holds, read page by page from its coordinator (`GET /directory/keys`).
 //!
 //! A key names the part of a chunk that one rank of an engine has. Pages are positions in a list that grows at its end and
 //! shrinks anywhere, so that between two pages keys may move from the second to the first. A page continues the pages
@@ -28,7 +28,7 @@ pub(crate) enum LeftOut {
     Group,
     /// Copy in the own memory or on the own disks of an LMCache server that is not the pool's.
     Private,
-    /// Part of a chunk of which other ranks' parts are missing.
+    /// Part of a chunk whose other ranks' parts are missing.
     Incomplete,
 }
 
@@ -52,11 +52,11 @@ impl LeftOut {
 #[derive(Deserialize)]
 struct Page<'a> {
     #[serde(borrow)]
-    keys: Vec<Listed<'a>>,
+    keys: Vec<ListedKey<'a>>,
 }
 
 #[derive(Deserialize)]
-struct Listed<'a> {
+struct ListedKey<'a> {
     #[serde(borrow)]
     key: Key<'a>,
     #[serde(borrow)]
@@ -121,21 +121,21 @@ pub(crate) type ByRanks = HashMap<u32, HashSet<u64>>;
 
 /// Complete listing.
 #[derive(Debug, Default)]
-pub(crate) struct Listing {
+pub(crate) struct ChunkListing {
     /// Complete chunks by model.
     pub(crate) models: HashMap<Box<str>, ByRanks>,
     /// Number of keys left out, by reason.
     pub(crate) left_out: [u64; LeftOut::ALL.len()],
 }
 
-impl Listing {
+impl ChunkListing {
     /// Number of complete chunks.
     pub(crate) fn chunks(&self) -> usize {
         self.models.values().flat_map(HashMap::values).map(HashSet::len).sum()
     }
 }
 
-/// Listing of which not all pages have been read.
+/// ChunkListing whose pages have not all been read.
 #[derive(Debug, Default)]
 pub(crate) struct PartialListing {
     /// Keys of the last page that continued the listing.
@@ -147,13 +147,13 @@ pub(crate) struct PartialListing {
     left: HashSet<u64>,
 }
 
-/// What is to be done after a page.
+/// Next step after a page of the listing was read.
 #[derive(Debug)]
 pub(crate) enum NextPage {
     /// Ask for the page at this position.
     At(u64),
     /// All pages have been read.
-    Done(Listing),
+    Done(ChunkListing),
 }
 
 impl PartialListing {
@@ -191,11 +191,11 @@ impl PartialListing {
         if count < limit {
             return Ok(NextPage::Done(std::mem::take(self).finish()));
         }
-        // The next page begins with the last keys of this one, some of which may go until then.
+        // The next page begins with the last keys of this one: some of these may be removed until then.
         Ok(NextPage::At(offset + count - (limit / 8).clamp(1, count)))
     }
 
-    fn count(&mut self, Listed { key, placements }: &Listed<'_>, instance: Option<&str>) {
+    fn count(&mut self, ListedKey { key, placements }: &ListedKey<'_>, instance: Option<&str>) {
         let mark = key.mark();
         self.last_page.insert(mark);
         let (ranks, rank) = (key.kv_rank >> 24, key.kv_rank >> 16 & 0xff);
@@ -220,8 +220,8 @@ impl PartialListing {
         }
     }
 
-    fn finish(self) -> Listing {
-        let mut listing = Listing { left_out: self.left_out, ..Listing::default() };
+    fn finish(self) -> ChunkListing {
+        let mut listing = ChunkListing { left_out: self.left_out, ..ChunkListing::default() };
         for (model, parts) in self.models {
             let by_ranks = listing.models.entry(model).or_default();
             for ((ranks, chunk), had) in parts {
@@ -257,7 +257,7 @@ mod tests {
         limit: u64,
         mut directory: Vec<u64>,
         mut change: impl FnMut(usize, &mut Vec<u64>),
-    ) -> Result<Listing, String> {
+    ) -> Result<ChunkListing, String> {
         let (mut listing, mut offset) = (PartialListing::default(), 0);
         for asked in 0.. {
             change(asked, &mut directory);

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 
 use self::listing::{ByRanks, chunk_name};
-pub(crate) use self::listing::{LeftOut, Listing, NextPage, PartialListing};
+pub(crate) use self::listing::{ChunkListing, LeftOut, NextPage, PartialListing};
 
 /// Settings of a pool that LMCache fills.
 #[derive(Debug, Clone, Deserialize)]
@@ -39,9 +39,9 @@ pub struct LmcacheConfig {
     pub hash: ChunkHash,
     /// Seed of the hashes; `None` for blake3, which has none, and for vLLM's default seed.
     pub seed: Option<Box<str>>,
-    /// What the coordinator has listed.
+    /// Chunks that the coordinator has listed, and counts of its lists.
     #[serde(skip)]
-    pub(crate) listed: Arc<Listed>,
+    pub(crate) listed: Arc<PoolListings>,
 }
 
 /// Algorithm by which LMCache hashes chunks.
@@ -62,17 +62,17 @@ pub enum ChunkHash {
 
 /// Chunks of a pool as its coordinator lists them.
 #[derive(Debug, Default)]
-pub(crate) struct Listed {
+pub(crate) struct PoolListings {
     pub(crate) partial: Mutex<Option<(PartialListing, Instant)>>,
-    pub(crate) complete: ArcSwapOption<(Listing, Instant)>,
+    pub(crate) complete: ArcSwapOption<(ChunkListing, Instant)>,
     pub(crate) has_failed: AtomicBool,
     pub(crate) completed: AtomicU64,
     pub(crate) failed: AtomicU64,
-    /// Number of prompts of which no chunk can be looked up, as LMCache's keys do not tell adapters apart.
+    /// Number of prompts with an adapter, whose chunks are not looked up, as LMCache's keys do not tell adapters apart.
     pub(crate) adapters: AtomicU64,
 }
 
-impl Listed {
+impl PoolListings {
     /// Number of complete chunks, seconds since the listing began, and numbers of keys left out, as of the last listing.
     pub(crate) fn last(&self) -> Option<(usize, f64, [u64; LeftOut::ALL.len()])> {
         let last = self.complete.load();
@@ -90,7 +90,7 @@ enum Hasher {
 impl Hasher {
     fn new(config: &LmcacheConfig) -> Self {
         let algorithm = match config.hash {
-            // The hash before the first chunk is that of a token 0 after the number 0.
+            // The parent of the first chunk is the hash of a token 0 after the number 0.
             ChunkHash::Blake3 => return Self::Blake3(*blake3::hash(&[0; 12]).as_bytes()),
             ChunkHash::Sha256 => Algorithm::Sha256,
             ChunkHash::Sha256Cbor => Algorithm::Sha256Cbor,
@@ -129,7 +129,11 @@ impl LmcacheConfig {
     }
 
     /// Names of the chunks of a model, as of a listing. `Err`: why there are none, and what to set.
-    pub(crate) fn chunks_of<'l>(&self, listing: &'l Listing, model: &str) -> Result<Option<&'l HashSet<u64>>, String> {
+    pub(crate) fn chunks_of<'l>(
+        &self,
+        listing: &'l ChunkListing,
+        model: &str,
+    ) -> Result<Option<&'l HashSet<u64>>, String> {
         let model = self.model.as_deref().unwrap_or(model);
         let Some(by_ranks) = listing.models.get(model) else {
             let mut others: Vec<_> = listing.models.keys().map(|name| format!("{name:?}")).take(5).collect();

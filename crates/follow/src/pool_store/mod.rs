@@ -48,7 +48,7 @@ pub(crate) struct StoreCounts {
     pub(crate) refused: AtomicU64,
     /// Blocks in the store, at the last list.
     pub(crate) blocks: AtomicU64,
-    /// Blocks of which objects are missing, at the last list.
+    /// Blocks with missing objects, at the last list.
     pub(crate) broken: AtomicU64,
     /// 1 if the master publishes events, else 0.
     pub(crate) publishes: AtomicU64,

@@ -93,7 +93,7 @@ pub(super) enum BaseChoice {
 pub(super) struct ChangedBlocks {
     /// Blocks that can be loaded from now on, or again, by base.
     pub(super) whole: Vec<(u32, BlockHash)>,
-    /// Blocks of which an object is missing now, by base.
+    /// Blocks with a missing object now, by base.
     pub(super) broken: Vec<(u32, BlockHash)>,
     /// True if all objects were removed.
     pub(super) is_cleared: bool,

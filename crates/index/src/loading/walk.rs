@@ -143,7 +143,7 @@ impl LoadBook {
     }
 
     /// Number of a prompt's leading blocks that a rank has on its own tiers beyond the device, or in pools whose chunks
-    /// are only loaded from the beginning of a prompt on. 0 without such pools.
+    /// are only loaded from the beginning of a prompt on. 0 without pools of that kind.
     fn reach<'p>(
         &self,
         prefixes: &[u64],

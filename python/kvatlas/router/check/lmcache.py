@@ -55,7 +55,7 @@ async def _keys(url: str) -> tuple[list[Any], Finding | None]:
 
 
 def judge(pool: Pool, served: str, keys: Sequence[Any]) -> Finding:
-    """What a page of keys says of a pool, for a member that serves this model."""
+    """Judge a pool by a page of its coordinator's keys, for a member that serves the model `served`."""
     called = f"LMCache's coordinator at {pool.lmcache}"
     if not keys:
         return "warning", f"{called} lists nothing yet", f"{_REPORTING}, and send prompts", "lmcache_empty"

@@ -48,7 +48,7 @@ def _events(report: EngineReport, pool: Pool, *, publishes: bool) -> None:
             "events",
             "note",
             f"the master publishes events, but the pool has no endpoint of them: its keys are listed every "
-            f"{pool.look_every:g} s only",
+            f"{pool.seconds_between_looks:g} s only",
             "set events of the pool to the address of --kv_events_bind_endpoint",
             code="store_events_unset",
         )
@@ -57,14 +57,16 @@ def _events(report: EngineReport, pool: Pool, *, publishes: bool) -> None:
             "events",
             "warning",
             "the master publishes no events, whatever its flags say: its keys are listed every "
-            f"{pool.look_every:g} s instead",
+            f"{pool.seconds_between_looks:g} s instead",
             "build Mooncake with -DENABLE_KV_EVENTS=ON and start the master with --enable_kv_events, "
             "--kv_events_bind_endpoint and --kv_events_backend_id; released wheels are built without",
             code="store_no_events",
         )
     else:
         what = (
-            "publishes events" if publishes else f"publishes no events: its keys are listed every {pool.look_every:g} s"
+            "publishes events"
+            if publishes
+            else f"publishes no events: its keys are listed every {pool.seconds_between_looks:g} s"
         )
         report.add("events", "ok", f"the master {what}")
 

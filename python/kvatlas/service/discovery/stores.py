@@ -63,7 +63,7 @@ class StoreWatch:
                 return
             spent = clock() - began
             earliest = clock() + _SHARE * spent
-            due = max(clock() + self._pool.look_every, earliest)
+            due = max(clock() + self._pool.seconds_between_looks, earliest)
             while (now := clock()) < due:
                 await asyncio.sleep(min(_POLL, due - now))
                 if clock() >= earliest and await asyncio.to_thread(self._native.wants_pool_look, self._pool.name):
@@ -98,7 +98,7 @@ class StoreWatch:
         if publishes is self._publishes:
             return
         self._publishes = publishes
-        name, every = self._pool.name, self._pool.look_every
+        name, every = self._pool.name, self._pool.seconds_between_looks
         if publishes and self._pool.events is None:
             logger.info("pool %s: %s publishes events: set events of the pool to follow them", name, self._url)
         elif not publishes and self._pool.events is not None:
