@@ -280,7 +280,7 @@ impl Engine {
     /// that it does not have a model stay recorded. Returns true if the list has changed.
     pub(crate) fn takes_list(&self, said: Vec<Model>) -> bool {
         let models = Models::new(&self.config, Some(said));
-        let is_new = self.models.load().names != models.names;
+        let is_new = !self.models.load().lists_same(&models);
         if is_new {
             self.models.rcu(|before| models.clone().after(before));
         }

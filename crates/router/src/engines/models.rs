@@ -244,6 +244,17 @@ impl Models {
         self
     }
 
+    /// True if the other list has the same models. The field `created` of an entry does not count: vLLM sets it to the
+    /// time of its answer.
+    pub(crate) fn lists_same(&self, other: &Self) -> bool {
+        let undated = |model: &Model| {
+            let mut model = model.clone();
+            model.card.as_object_mut().and_then(|card| card.remove("created"));
+            model
+        };
+        self.names.iter().map(undated).eq(other.names.iter().map(undated))
+    }
+
     /// Returns a copy of the list with an adapter that the engine has just loaded.
     pub(crate) fn with_adapter(&self, name: &str) -> Self {
         let mut models = self.clone();
@@ -319,6 +330,19 @@ mod tests {
             let models = Models::new(&config(&[], &[], &[]), said(nothing));
             assert_eq!(models.serving("m"), Serving::Unknown, "{nothing}");
             assert!(models.may_serve(Some("m")) && models.max_len(None).is_none());
+        }
+    }
+
+    #[test]
+    fn the_time_of_an_answer_is_no_change() {
+        let listed = |text: &str| Models::new(&config(&[], &[], &[]), said(text));
+        let vllms = |id: &str, created: u64, max_len: u32| {
+            listed(&format!(r#"{{"data": [{{"id": "{id}", "created": {created}, "max_model_len": {max_len}}}]}}"#))
+        };
+        let first = vllms("m", 1, 100);
+        assert!(first.lists_same(&vllms("m", 2, 100)));
+        for other in [vllms("x", 1, 100), vllms("m", 1, 200), listed(LIST), Models::default()] {
+            assert!(!first.lists_same(&other) && !other.lists_same(&first), "{other:?}");
         }
     }
 
