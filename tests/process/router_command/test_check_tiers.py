@@ -214,9 +214,9 @@ KEY = "m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@" + "0" * 64
 def test_a_store_that_is_a_pool(
     publishes: bool | None, keys: str, pool: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    with FakeEngine({"/get_all_keys": keys}) as master:
+    with FakeEngine({"/get_all_keys": keys}) as master, closed_port() as port:
         master.answers["/kv_events/status"] = 500 if publishes is None else {"enabled": publishes}
-        reports = checked([Engine(f"http://127.0.0.1:{closed_port()}")], None, Pool("s", mooncake=master.url, **pool))
+        reports = checked([Engine(f"http://127.0.0.1:{port}")], None, Pool("s", mooncake=master.url, **pool))
     (report,) = [report for report in reports if report.role == "store"]
     assert {finding.code: finding.level for finding in report.findings} == expected
     assert not report.is_of_engine

@@ -151,8 +151,8 @@ def test_what_the_store_lists_counts_and_nothing_else(caplog: pytest.LogCaptureF
             # The other one can load what the store has.
             until(lambda: parts(service, "b") == in_pool(3), "described")
             # What is announced counts until the store has been asked: this one is not there.
-            announce(a, 3, 4, "cpu")
             before = metric(service, "kvatlas_pool_gone_blocks_total")
+            announce(a, 3, 4, "cpu")
             until(lambda: metric(service, "kvatlas_pool_gone_blocks_total") > before, "looked at")
             assert parts(service, "b") == in_pool(3)
             store.keys |= {key(NAMES[3], 1)}
@@ -180,16 +180,16 @@ def test_what_the_store_lists_counts_and_nothing_else(caplog: pytest.LogCaptureF
 
 
 def test_keys_of_other_models_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
-    with master() as store, Publisher() as a:
+    with master() as store, Publisher() as a, Publisher() as b:
         store.keys = {key(name, base=base) for name in NAMES[:2] for base in ("prod@m", "test@m")}
         store.show()
-        with following(store, {"a": a}) as service:
+        with following(store, {"a": a, "b": b}) as service:
             announce(a, 0, 4, "cpu")
             until(lambda: parts(service, "b") == in_pool(4), "announced")
             looks = metric(service, "kvatlas_pool_store_looks_total")
             until(lambda: metric(service, "kvatlas_pool_store_looks_total") > looks + 2)
             assert parts(service, "b") == in_pool(4), "which keys are meant is not clear, so what was announced counts"
-        with following(store, {"a": a}, key_prefix="test@m") as service:
+        with following(store, {"a": a, "b": b}, key_prefix="test@m") as service:
             announce(a, 0, 4, "cpu")
             until(lambda: parts(service, "b") == in_pool(2), "by the keys with this beginning")
     assert "set key_prefix of the pool to one of prod@m, test@m" in caplog.text
@@ -236,7 +236,10 @@ def test_after_a_gap_the_store_is_looked_at() -> None:
         with following(store, {"a": a, "b": b}, events=store.publisher.endpoint, look_every=3600.0) as service:
             announce(a, 0, 6, "GPU")
             until(lambda: parts(service, "b") == in_pool(4, certain=True))
-            # Two events are lost: of a removal, and of a store.
+            # Numbers tell what is missing from the first event on.
+            store.put(key(NAMES[3]))
+            until(lambda: metric(service, "kvatlas_pool_store_events_total") == 1)
+            # An event is lost: the removal of an object.
             store.keys = {key(name) for name in (*NAMES[:2], *NAMES[3:5])}
             store.engine.answers["/get_all_keys"] = 503
             lost = packed([0, [store.event("removed", key(NAMES[2]))], 0])

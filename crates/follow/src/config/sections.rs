@@ -279,7 +279,9 @@ impl PoolConfig {
             self.clone();
         let evicts = if evicts_used { EvictionOrder::Used } else { EvictionOrder::Announced };
         let members = members.map_or(Members::All, Members::Named);
-        let chunk = lmcache.as_ref().map_or(chunk, |lmcache| lmcache.chunk(block_size));
+        // An object of Mooncake's store is a part of one block, whatever the length of the stores that announce it.
+        let own = if self.mooncake.is_some() { chunk.or(NonZeroU32::new(1)) } else { chunk };
+        let chunk = lmcache.as_ref().map_or(own, |lmcache| lmcache.chunk(block_size));
         let from_beginning = lmcache.is_some();
         SharedPool {
             name,

@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn what_stays_is_found_whatever_goes_meanwhile() {
-        let mut random = kvatlas_testing::Random::new(7);
+        let mut random = kvatlas_testing::Random(7);
         for _ in 0..300 {
             let limit = 2 + random.below(30);
             let whole: Vec<u64> = (0..random.below(300)).collect();

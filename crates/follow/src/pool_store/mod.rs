@@ -258,6 +258,7 @@ impl PoolStore {
         let Some(events) = &self.pool.events else { return };
         let mut state = self.state.lock();
         if !std::mem::replace(&mut state.follows, true) {
+            let _entered = runtime.enter(); // the stream has a timer, and this thread may be one of Python's
             let stream = OutboundStream::new(events, "", context);
             runtime.spawn(read_events(self.clone(), stream));
         }
