@@ -284,9 +284,7 @@ docs-site: build-tests
 
 # One wheel of each package an architecture, for every Python from 3.11 on and every Linux with this glibc or a later one:
 # what NumPy, which it needs, asks for as well. zig compiles and links for each of them.
-# The product's is compiled twice where it can run: what users run often is laid out by a profile (benchmarks/training.py).
 ARCHITECTURES ?= x86_64 aarch64
-PROFILED ?= $(shell uname -m)
 MANYLINUX ?= manylinux_2_28
 WHEELS := target/wheels
 
@@ -299,7 +297,7 @@ wheels: $(WHEELS)/ready  ## manylinux wheels in dist, kvatlas and kvatlas-lab: m
 			if ! test -d $$std; then \
 				outcome="not built: Rust's standard library for $$target is not installed (rustup target add $$target)"; failed=1; \
 			elif (test $$package = kvatlas || cd lab; env -u PYO3_PYTHON PATH="$(CURDIR)/$(WHEELS)/venv/bin:$$PATH" \
-					$(CURDIR)/$(WHEELS)/venv/bin/maturin build --release --locked $$(test $$package/$$arch != kvatlas/$(PROFILED) || echo --pgo) \
+					$(CURDIR)/$(WHEELS)/venv/bin/maturin build --release --locked \
 					--zig --target $$target --compatibility $(MANYLINUX) --out $(CURDIR)/dist) \
 				&& wheel=$$(ls -t dist/$$package-*-$(MANYLINUX)_$$arch.whl | head -n 1) \
 				&& $(WHEELS)/venv/bin/auditwheel show $$wheel | tr '\n' ' ' | grep -q "following platform tag: \"$(MANYLINUX)_$$arch\""; then \
@@ -310,7 +308,6 @@ wheels: $(WHEELS)/ready  ## manylinux wheels in dist, kvatlas and kvatlas-lab: m
 	done; echo; cat $(WHEELS)/outcome; exit $$failed
 
 $(WHEELS)/ready: requirements/wheels.txt | check-tools
-	rustup component add llvm-tools
 	$(PYTHON) -m venv $(WHEELS)/venv
 	$(WHEELS)/venv/bin/python $(PIP_PINNED) $<
 	@touch $@

@@ -467,6 +467,7 @@ impl LruFleet {
             room: std::num::NonZeroU64::new(room as u64),
             evicts,
             follows_store: false,
+            from_beginning: false,
         });
         let mut prompts: Vec<Prompt> = Vec::new();
         for _ in 0..8 {
@@ -571,6 +572,7 @@ fn loads_that_were_reported_keep_blocks() {
         room: std::num::NonZeroU64::new(3),
         evicts: EvictionOrder::Used,
         follows_store: false,
+        from_beginning: false,
     };
     index.add_pool(pool.clone());
     let names = [1, 2, 3, 4].map(BlockHash);
@@ -606,6 +608,7 @@ fn blocks_that_a_store_names_count_once_they_are_described() {
             room: None,
             evicts: EvictionOrder::Announced,
             follows_store: true,
+            from_beginning: false,
         };
         index.add_pool(pool);
         let prompts: Vec<_> =
