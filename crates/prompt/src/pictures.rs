@@ -20,7 +20,7 @@ use serde_json::value::RawValue;
 use crate::media::is_data_url;
 use crate::request::{Key, is_there, string};
 
-/// Prefix of every picture name made by the router.
+/// Prefix of every picture name made by the router. A picture name is the id that an engine gets for an image.
 pub const PICTURE_PREFIX: &str = "kvatlas-";
 
 /// Number of leading base64 characters of a picture in which its size is searched: a JPEG may begin with a preview.

@@ -93,7 +93,7 @@ fn number(digits: &str) -> Option<u64> {
 /// Kind of memory that holds a copy of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Medium {
-    /// Host memory of a client of the store.
+    /// Host memory of a client of the Mooncake store.
     Memory,
     /// Any other kind, such as a disk.
     Other,

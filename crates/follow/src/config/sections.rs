@@ -248,7 +248,8 @@ pub struct PoolConfig {
     /// Endpoint of the master's event stream; `None` to ask the master for its keys alone.
     #[serde(deserialize_with = "endpoint")]
     pub events: Option<Endpoint>,
-    /// Beginning of the keys of the pool's objects, up to the rank; `None` for keys that name the model of the index.
+    /// Beginning of the keys of the pool's objects before `@tp_rank:`, such as `PREFIX@MODEL`; `None` to take all keys that
+    /// name the model of the index.
     pub key_prefix: Option<Box<str>>,
     /// Number of objects that one block is in each of its cache groups; `None` for what the keys show.
     pub objects: Option<NonZeroU32>,

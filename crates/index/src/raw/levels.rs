@@ -121,8 +121,9 @@ impl Words {
         LevelsRef::Inline(levels, (count as usize).min(INLINE))
     }
 
-    /// Writes levels (numbers of first blocks with their holders) that fit into the head. A reader that sees one of the
-    /// new words also sees all earlier changes.
+    /// Writes the levels of a run: depths in blocks, each with the workers that hold the run up to there. They must fit
+    /// into the space that each run has for levels. A reader that sees one of the written words also sees all earlier
+    /// changes.
     #[inline]
     pub(super) fn write(&self, levels: &[Level]) {
         for ((end, set), level) in self.ends.iter().zip(&self.sets).zip(levels) {

@@ -451,7 +451,8 @@ impl Fleet {
         transfers.ways(request, depths, is_trusted, now)
     }
 
-    /// Stores the best way in which the candidate `row` gets the prompt's blocks, or each candidate if `row` is None.
+    /// Stores the best way (computing, loading or pulling) in which the candidate `row` gets the prompt's blocks, or each
+    /// candidate if `row` is None. `who`: the workers that are candidates; None for all.
     pub(super) fn note_ways(&mut self, ways: &Ways<'_>, who: Option<&[u32]>, row: Option<usize>) {
         let all = if who.is_none() { &mut self.rows } else { &mut self.chosen };
         if let Some(row) = row {

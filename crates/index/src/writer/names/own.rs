@@ -104,7 +104,7 @@ impl OwnTable {
     }
 
     /// Calls `f` with about `names` block hashes and the numbers of their positions (run and offset), from a place in
-    /// the table on, at least those of one line. Returns the next place, or None at the end. The first place is 0.
+    /// the table on, at least those of one line (a cache line of slots). Returns the next place, or None at the end. The first place is 0.
     /// Block hashes that are in the table from the first call to the last one are all visited, whatever changes in
     /// between: places are hashes, which stay the same while the table grows and shrinks.
     pub(in crate::writer) fn some_from(&self, place: u64, names: usize, mut f: impl FnMut(u64, u32)) -> Option<u64> {

@@ -116,7 +116,7 @@ impl Name {
     }
 }
 
-/// Session that a request names, and the place of the request that names it.
+/// Session that a request names, and the header or body field that names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) name: Name,
