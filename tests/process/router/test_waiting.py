@@ -115,7 +115,8 @@ def test_who_waits_is_not_sent_to_an_engine_that_fell_asleep_meanwhile(
     engine: Engine, other: Engine, tokenizer: Path
 ) -> None:
     flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), "--block-size", "16")
-    often = ("--health-interval", "100ms")
+    often = ("--health-interval", "100ms", "--load-interval", "100ms")
+    engine.answers["/is_sleeping"] = {"is_sleeping": False}
     with Router(engine, other, flags=(*flags, *often)) as router, busy(router, engine, other) as (first, second):
         late = [ThreadedRequest(router, prompt(f"late {number} " * 64)) for number in range(4)]
         wait_until(lambda: waiting(router) == 4, "they wait")
