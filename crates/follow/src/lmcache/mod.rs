@@ -178,8 +178,7 @@ impl LmcacheConfig {
                 prefix = Some(prefix.map_or(content, |prefix| next_prefix_hash(prefix, content)));
             }
             if let (Some(prefix), Some(&content)) = (prefix, contents.last()) {
-                // Prefix hashes follow from parent to child block by block, and these are a chunk apart: none is a parent.
-                found.push(ListedChunk { name, parent: None, content, prefix });
+                found.push(ListedChunk { name, content, prefix });
             }
         }
         found

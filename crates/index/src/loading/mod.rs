@@ -108,8 +108,6 @@ pub struct SharedPool {
 pub struct ListedChunk {
     /// Block hash of the chunk's last block.
     pub name: u64,
-    /// Block hash of the block before; None at the beginning of a prompt.
-    pub parent: Option<u64>,
     /// Content hash of the chunk's last block.
     pub content: u64,
     /// Prefix hash of the chunk's last block.
@@ -160,7 +158,8 @@ impl LoadBook {
         let tier = only(it.pool.tier);
         let (mut moved, mut named) = (Vec::new(), Vec::new());
         for chunk in chunks {
-            moved.extend(it.names.set(chunk.name, (chunk.parent, chunk.content), tier));
+            // Prefix hashes follow from parent to child block by block, and chunks are further apart: none is a parent.
+            moved.extend(it.names.set(chunk.name, (None, chunk.content), tier));
             it.names.put(chunk.name, Some(chunk.prefix), &mut named);
             it.seen.insert(chunk.name, now);
         }
