@@ -6,7 +6,7 @@ as long as the pool has the block, or one that continues it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,10 +23,21 @@ Held = Mapping[Tier, Mapping[Name, Block]]
 Chain = tuple[int, ...]
 """Content hashes of a prompt's leading blocks."""
 Ranks = Mapping[tuple[str, int], Held]
-Source = tuple[int, Callable[[int, int, Chain], Segment | None]]
-"""A source of blocks: the number of blocks in a chunk, and a function of start, end and chain that returns the segment
-for the chunk at the chain's end, or None.
-"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of blocks.
+
+    `chunk`: number of blocks in a chunk. `least`: number of blocks below which an engine does not load from it.
+    `segment`: function of start, end and chain that returns the segment for the chunk at the chain's end, or None.
+    """
+
+    chunk: int
+    least: int
+    segment: Callable[[int, int, Chain], Segment | None]
+
+
 OWN: tuple[Tier, ...] = ("cpu", "disk", "external")
 
 
@@ -49,6 +60,7 @@ class Pool:
     room: int | None
     evicts: str
     follows_store: bool
+    from_beginning: bool
     is_whole: bool = True
     unmeant: dict[Name, float] = field(default_factory=dict)
     meant: dict[Name, Block] = field(default_factory=dict)
@@ -235,21 +247,31 @@ class LoadingModel:
         known = [*held.values(), *(pool.meant for pool in pools), self.meant.get(rank, {})]
         chains = Chains(known, [(pool.meant, self.chains_of_pool(pool, ranks)) for pool in pools])
         chunks = self.settings(worker).chunks
-        own = [(chunks[tier], own_source(tier, {chains.of(name) for name in held.get(tier, {})})) for tier in OWN]
-        shared = [(pool.chunk, self.pool_source(pool, ranks)) for pool in pools]
-        on_device = own_source("gpu", set(map(Chains([held.get("gpu", {})]).of, held.get("gpu", {}))))
-        device = max((it.end for it in walk([], [(1, on_device)], query)), default=0)
+        own = [own_source(tier, chunks[tier], {chains.of(name) for name in held.get(tier, {})}) for tier in OWN]
+        shared = [self.pool_source(pool, ranks) for pool in pools]
+        on_device = own_source("gpu", 1, set(map(Chains([held.get("gpu", {})]).of, held.get("gpu", {}))))
+        device = end_of(walk([], [on_device], query))
         begun = [Segment(0, device, "gpu", None, True, None)] if device else []
-        host = walk([], own[:1], query)
-        segments = walk(begun, own + shared, query)
-        return Loadable(*rank, device, host[-1].end if host else 0, rank in self.in_doubt, tuple(segments))
+        host = end_of(walk([], own[:1], query))
+        gapless = [source for pool, source in zip(pools, shared, strict=True) if pool.from_beginning]
+        reach = end_of(walk([], own + gapless, query)) if gapless else 0
+        reached = [
+            replace(source, segment=within(source.segment, reach)) if pool.from_beginning else source
+            for pool, source in zip(pools, shared, strict=True)
+        ]
+        sources = own + reached
+        segments = walk(begun, sources, query)
+        used, loaded = end_of(segments), first_step(device, sources, query)
+        if loaded is not None and used - device < loaded[0].least:
+            used = device
+        return Loadable(*rank, device, host, rank in self.in_doubt, tuple(segments), used)
 
     def chains_of_pool(self, pool: Pool, ranks: Ranks) -> "Chains":
         members = [rank for rank in ranks if pool.has(rank[0])]
         beside = [names for rank in members for names in (*ranks[rank].values(), self.meant.get(rank, {}))]
         return Chains([pool.meant, *beside])
 
-    def pool_source(self, pool: Pool, ranks: Ranks) -> Callable[[int, int, Chain], Segment | None]:
+    def pool_source(self, pool: Pool, ranks: Ranks) -> Source:
         chains = self.chains_of_pool(pool, ranks)
         last: dict[Chain | None, float] = {}
         for name, seen in pool.seen.items():
@@ -263,11 +285,25 @@ class LoadingModel:
             is_certain = pool.announces_removals and pool.is_whole
             return Segment(start, end, pool.tier, pool.name, is_certain, age)
 
-        return segment
+        # LMCache's and Mooncake's connectors load any number of blocks.
+        least = 1 if pool.from_beginning or pool.follows_store else pool.chunk
+        return Source(pool.chunk, least, segment)
 
 
-def own_source(tier: Tier, chains: set[Chain | None]) -> Callable[[int, int, Chain], Segment | None]:
-    return lambda start, end, ended: Segment(start, end, tier, None, True, None) if ended in chains else None
+def own_source(tier: Tier, chunk: int, chains: set[Chain | None]) -> Source:
+    def segment(start: int, end: int, ended: Chain) -> Segment | None:
+        return Segment(start, end, tier, None, True, None) if ended in chains else None
+
+    return Source(chunk, chunk, segment)
+
+
+def within(segment: Callable[[int, int, Chain], Segment | None], reach: int) -> Callable[..., Segment | None]:
+    """Segments of a source that end at the block `reach` or before."""
+    return lambda start, end, ended: segment(start, end, ended) if end <= reach else None
+
+
+def end_of(segments: Sequence[Segment]) -> int:
+    return segments[-1].end if segments else 0
 
 
 class Chains:
@@ -301,25 +337,31 @@ class Chains:
         return chain
 
 
-def walk(begun: list[Segment], sources: Sequence[Source], query: Chain) -> list[Segment]:
-    """Continue the loadable segments of a prompt chunk by chunk, each from the first source that has it.
+def first_step(at: int, sources: Sequence[Source], query: Chain) -> tuple[Source, Segment] | None:
+    """The first source that has the prompt's chunk with block number `at`, and the segment of this chunk.
 
     Chunks of n blocks begin at multiples of n.
     """
+    for source in sources:
+        end = (at // source.chunk + 1) * source.chunk
+        segment = source.segment(at, end, query[:end]) if end <= len(query) else None
+        if segment is not None:
+            return source, segment
+    return None
+
+
+def walk(begun: list[Segment], sources: Sequence[Source], query: Chain) -> list[Segment]:
+    """Continue the loadable segments of a prompt chunk by chunk, each from the first source that has it."""
     segments = list(begun)
-    while True:
-        at = segments[-1].end if segments else 0
-        ends = [((at // chunk + 1) * chunk, source) for chunk, source in sources]
-        found = (source(at, end, query[:end]) for end, source in ends if end <= len(query))
-        step = next((segment for segment in found if segment is not None), None)
-        if step is None:
-            return segments
+    while (found := first_step(end_of(segments), sources, query)) is not None:
+        step = found[1]
         last = segments[-1] if segments else None
         if last is not None and (last.tier, last.pool) == (step.tier, step.pool):
             age = None if step.age is None or last.age is None else max(step.age, last.age)
             segments[-1] = last._replace(end=step.end, age=age)
         else:
             segments.append(step)
+    return segments
 
 
 class ReferenceLoading:
@@ -361,9 +403,11 @@ class ReferenceLoading:
         room: int | None = None,
         evicts: str = "announced",
         follows_store: bool = False,
+        from_beginning: bool = False,
     ) -> None:
         named = None if members is None else frozenset(members)
-        pool = Pool(name, named, tier, chunk or 1, announces_removals, lifetime, room, evicts, follows_store)
+        settings = (chunk or 1, announces_removals, lifetime, room, evicts, follows_store, from_beginning)
+        pool = Pool(name, named, tier, *settings)
         before = self._model.pools.get(name, pool)
         pool.meant, pool.known, pool.seen = before.meant, before.known, before.seen
         pool.unmeant, pool.is_whole = before.unmeant, before.is_whole

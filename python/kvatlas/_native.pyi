@@ -135,6 +135,7 @@ class LoadableIndex:
         room: SupportsIndex | None = None,
         evicts: str = "announced",
         follows_store: bool = False,
+        from_beginning: bool = False,
     ) -> None:
         """Adds a pool: a store into which several engines put blocks and from which they load.
 
@@ -154,6 +155,9 @@ class LoadableIndex:
                 known; "announced" if loads make no difference.
             follows_store: Whether hold() and release() say what it holds: what members announce then only tells
                 what these blocks contain.
+            from_beginning: True if engines load from the pool only chunks that continue, without a gap from the
+                prompt's beginning, what they find beyond their devices, as LMCache does. Otherwise they continue
+                where their devices end.
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.

@@ -100,11 +100,20 @@ class Loadable(NamedTuple):
     """True if host memory may hold more blocks than are counted, because a reset was announced."""
     segments: tuple[Segment, ...]
     """Segments of the prompt with their tiers, in the order of the prompt and without a gap."""
+    used: int = 0
+    """Number of leading blocks that the engine really uses: those on its device and those it loads. vLLM loads nothing
+    if that would bring less than one chunk (blocks stored together), even if a chunk is there.
+    """
 
     @property
     def depth(self) -> int:
         """Number of leading blocks that the engine can use without computing them."""
         return self.segments[-1].end if self.segments else 0
+
+    @property
+    def own_used(self) -> int:
+        """Number of leading blocks that the engine uses from device memory and from its own host memory."""
+        return min(self.own_depth, self.used)
 
     @property
     def own_depth(self) -> int:

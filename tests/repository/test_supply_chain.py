@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,12 @@ def test_every_package_has_its_version_and_hashes(path: Path) -> None:
     for package in packages:
         assert re.match(r"[\w.-]+(?:\[[\w,-]+\])?==[\w.+!-]+", package), package[:80]
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", package), package[:80]
+
+
+@pytest.mark.parametrize("name", ["Cargo.lock", "benchmarks/engine_client/Cargo.lock", "benchmarks/peers/Cargo.lock"])
+def test_lock_files_hold_what_their_crates_need(name: str) -> None:
+    """`--locked` refuses a lock file that lacks a dependency which a crate of this repository has got since."""
+    manifest = (ROOT / name).with_name("Cargo.toml")
+    command = ["cargo", "update", "--quiet", "--workspace", "--locked", "--manifest-path", str(manifest)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -91,6 +91,7 @@ def run(seed: int) -> int:
             lifetime=rng.choice([None, 20.0]),
             room=rng.choice([None, None, 5, 12]),
             evicts=rng.choice(["announced", "used"]),
+            from_beginning=rng.random() < 0.3,
         )
     prompts: list[tuple[int, ...]] = [(1,)]
     while len(prompts) < 10:
@@ -250,8 +251,8 @@ def test_parts_of_a_prompt_and_their_ages() -> None:
     assert first == second
     own = (Segment(0, 1, "gpu", None, True, None), Segment(1, 4, "cpu", None, True, None))
     assert first == [
-        Loadable("a", 0, 1, 4, False, (*own, Segment(4, 6, "external", "folder", False, 1.5))),
-        Loadable("b", 0, 0, 0, False, (Segment(0, 6, "external", "folder", False, 4.0),)),
+        Loadable("a", 0, 1, 4, False, (*own, Segment(4, 6, "external", "folder", False, 1.5)), 6),
+        Loadable("b", 0, 0, 0, False, (Segment(0, 6, "external", "folder", False, 4.0),), 6),
     ]
     assert [(it.depth, it.own_depth) for it in first] == [(6, 4), (6, 0)]
     pair.both("loading.set_time", 20.0)
@@ -259,6 +260,53 @@ def test_parts_of_a_prompt_and_their_ages() -> None:
     assert pair.both("loading.lose", "folder", content_hashes=list(prompt[:6])) == (1, 1)
     assert pair.both("loading.lose", "nowhere", content_hashes=list(prompt[:6])) == (0, 0)
     assert [it.depth for it in pair.both("loading.find", content_hashes=list(prompt))[0]] == [4, 0]
+
+
+def used(pair: Pair, prompt: tuple[int, ...]) -> list[int]:
+    """Numbers of blocks of a prompt that engines use."""
+    found, wanted = pair.both("loading.find", content_hashes=list(prompt))
+    assert found == wanted
+    return [it.used for it in found]
+
+
+def test_less_than_a_chunk_is_not_loaded() -> None:
+    """vLLM's OffloadingConnector: the chunk is there, and what it would bring is less than a chunk."""
+    pair = Pair()
+    pair.both("loading.set_offloading", "a", host_chunk=4)
+    prompt = tuple(range(1, 13))
+    pair.store("a", prompt[:8], 0, "cpu", 0)
+    pair.store("a", prompt[:6], 0, "gpu", 0)
+    (found,), _ = pair.both("loading.find", content_hashes=list(prompt))
+    assert (found.device, found.depth, found.used, found.own_depth, found.own_used) == (6, 8, 6, 8, 6)
+    pair.store("a", prompt, 0, "cpu", 0)
+    assert used(pair, prompt) == [12], "two chunks bring six blocks"
+    pair.both("remove", "a", block_hashes=[name_of(prompt[:n]) for n in (5, 6)])
+    assert used(pair, prompt[:8]) == [8], "a chunk whose beginning is where the device ends"
+
+
+def test_pools_from_which_any_number_of_blocks_is_loaded() -> None:
+    """LMCache's and Mooncake's connectors load what there is, however little."""
+    prompt = tuple(range(1, 13))
+    kinds: list[tuple[dict[str, Any], int]] = [({}, 6), ({"from_beginning": True}, 8), ({"follows_store": True}, 8)]
+    for kind, wanted in kinds:
+        pair = Pair()
+        pair.both("loading.add_pool", "store", members=["a"], chunk=4, **kind)
+        pair.store("a", prompt[:6], 0, "gpu", 0)
+        pair.store("a", prompt[:8], 0, "external", 0)
+        pair.both("loading.hold", "store", block_hashes=[name_of(prompt[:n]) for n in range(1, 9)])
+        pair.store("a", prompt[:8], 0, "external", 0)
+        assert used(pair, prompt) == [wanted]
+
+
+def test_chunks_that_only_continue_other_chunks() -> None:
+    """LMCache looks up its chunks from the beginning of a prompt on, whatever the device has."""
+    for from_beginning, wanted in ((False, 8), (True, 4)):
+        pair = Pair()
+        pair.both("loading.add_pool", "store", members=["a"], chunk=4, from_beginning=from_beginning)
+        prompt = tuple(range(1, 13))
+        pair.store("a", prompt[:4], 0, "gpu", 0)
+        pair.store("a", prompt[:8], 4, "external", 0)
+        assert used(pair, prompt) == [wanted]
 
 
 @pytest.mark.parametrize("keeps", [True, False, None])
@@ -293,6 +341,8 @@ def test_arguments_that_are_refused() -> None:
         loading.add_pool("folder", evicts="lru")
     with pytest.raises(InvalidTypeError, match="follows_store must be True or False"):
         loading.add_pool("folder", follows_store="yes")  # type: ignore[arg-type]
+    with pytest.raises(InvalidTypeError, match="from_beginning must be True or False"):
+        loading.add_pool("folder", from_beginning="yes")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="until must be finite"):
         loading.keep("folder", block_hashes=[], until=float("nan"))
     with pytest.raises(InvalidTypeError, match="members must be an iterable of str"):

@@ -7,10 +7,11 @@
 
 use std::cmp::Reverse;
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 use hashbrown::{HashMap, HashSet};
 use kvatlas_index::hash::prefix_hashes;
-use kvatlas_index::{BlockIndex, Loadable, Match, View};
+use kvatlas_index::{BlockIndex, Loadable, Match, Segment, View};
 use kvatlas_wire::Hybrid;
 
 use crate::state::{HybridRanks, Keyspace, Reservations, tell_time};
@@ -51,7 +52,7 @@ impl Keyspace {
             }));
             for found in loadable(&index, &hybrids, content, &filter) {
                 let Some(number) = number(&found.worker, found.rank) else { continue };
-                let (host, any, pullable) = (found.own_depth(), found.depth(), found.host);
+                let (host, any, pullable) = (found.own_used(), found.used, found.host);
                 // Engines load whole chunks, which the rows do not know of.
                 match held.iter_mut().find(|held| held.number == number) {
                     Some(row) => {
@@ -64,6 +65,27 @@ impl Keyspace {
                 }
             }
         });
+    }
+
+    /// Finds the blocks of a prompt that a rank is expected to load from pools whose members may not announce removals.
+    /// Returns their segments (consecutive blocks in one pool) with the present time of the index, as
+    /// [`miss_in_pool`](Self::miss_in_pool) takes it; None if there are none.
+    #[must_use]
+    pub fn find_unsure(&self, content: &[u64], worker: &str, rank: u32) -> Option<(Vec<Segment>, f64)> {
+        let index = self.index();
+        let found = index.find_unsure(content, worker, rank);
+        (!found.is_empty()).then(|| (found, index.time()))
+    }
+
+    /// Records that an engine reused only the `reused` leading blocks of a prompt, although a pool seemed to have the next
+    /// ones. They are removed from the pool, if they were not announced again after the time `until`.
+    pub fn miss_in_pool(&self, pool: &str, content: &[u64], reused: u32, until: f64) {
+        let mut gone = 0;
+        self.change(|index| gone = index.miss_in_pool(pool, content, reused, until));
+        self.missed_in_pools.fetch_add(gone as u64, Relaxed);
+        if gone > 0 {
+            tracing::debug!(model = %self.model, pool, gone, "an engine has not loaded blocks of the pool: they no longer count");
+        }
     }
 
     /// True if a worker's rank has a stream that is trusted at present.
@@ -175,8 +197,8 @@ pub struct Row<'m> {
     pub rank: u32,
     /// Numbers of leading blocks that the rank holds, by tier.
     pub depths: Depths,
-    /// Row of an answer: a rank that holds leading blocks of a prompt. The worker's name is borrowed from the match
-    /// instead of being reference counted, because all threads would contend for the same count.
+    /// Number of leading blocks in device memory that the rank can reuse for the prompt; `None` if the prompt's length is
+    /// unknown.
     pub usable: Option<u32>,
 }
 

@@ -277,11 +277,14 @@ impl Scrape {
             }
         }
         self.listings(encoder)?;
-        let help = "Blocks of pools that were gone when their directory, the keys of their store or their coordinator's list were looked at, or as their store announced";
+        let help = "Blocks removed from pools, by reason: \"gone\" if a look at the pool's directory or store, or an event of the store, showed it; \"not_loaded\" if an engine that should have loaded them reported fewer cached tokens";
         let mut family = describe(encoder, "pool_gone_blocks", help, MetricType::Counter)?;
         for (_, keyspace) in &all {
-            let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
-            count_of(&mut family, &labels, keyspace.gone_from_pools.load(Relaxed))?;
+            for (reason, count) in [("gone", &keyspace.gone_from_pools), ("not_loaded", &keyspace.missed_in_pools)] {
+                let (model, group) = (&*keyspace.model, &*keyspace.routing_group);
+                let labels = [("model", model), ("routing_group", group), ("reason", reason)];
+                count_of(&mut family, &labels, count.load(Relaxed))?;
+            }
         }
         let help = "How often the index was rebuilt from its streams after an internal error";
         let mut family = describe(encoder, "index_rebuilds", help, MetricType::Counter)?;

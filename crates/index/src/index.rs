@@ -10,7 +10,9 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::changes::Changes;
 use crate::find::{Match, find};
 use crate::hash::prefix_hashes;
-use crate::loading::{ListedChunk, LoadBook, Loadable, NamedBlocks, OffloadSettings, Outside, SavedPool, SharedPool};
+use crate::loading::{
+    ListedChunk, LoadBook, Loadable, NamedBlocks, OffloadSettings, Outside, SavedPool, Segment, SharedPool,
+};
 use crate::raw::Readers;
 use crate::runs::ReaderEntry;
 use crate::stats::{RankStats, Stats};
@@ -118,6 +120,22 @@ impl BlockIndex {
         loading.look_up(&prefixes, |worker, rank| depths.get(&(worker, rank)).copied().unwrap_or(0))
     }
 
+    /// Finds the blocks of a prompt that a rank would load from pools whose members may not announce removals, given the
+    /// content hashes of the prompt's blocks. In the order of the prompt.
+    #[must_use]
+    pub fn find_unsure(&self, content_hashes: &[u64], worker: &str, rank: u32) -> Vec<Segment> {
+        if !self.has_loadable() {
+            return Vec::new();
+        }
+        let mut device = 0;
+        self.find(content_hashes).for_each(View::Device, |its, its_rank, depth| {
+            if (&**its, its_rank) == (worker, rank) {
+                device = depth;
+            }
+        });
+        self.loading.read().unsure(&prefix_hashes(content_hashes), worker, rank, device)
+    }
+
     /// Sets how a worker's engine offloads blocks, for all ranks of the worker, also after restarts.
     pub fn set_offloading(&self, worker: &str, settings: OffloadSettings) {
         self.write(|writer| writer.set_offloading(worker, settings));
@@ -170,6 +188,14 @@ impl BlockIndex {
     pub fn lose_from_pool(&self, pool: &str, content_hashes: &[u64]) -> usize {
         let Some(&prefix) = prefix_hashes(content_hashes).last() else { return 0 };
         self.loading.write().lose_from_pool(pool, prefix)
+    }
+
+    /// Records that an engine reused only the `reused` leading blocks of a prompt, although a pool seemed to have the next
+    /// ones: the chunk with the next block is removed from the pool, and so are the blocks that continue it. Nothing is
+    /// removed if the chunk was announced after the time `until`. `content_hashes`: the prompt's blocks. Returns the
+    /// number of blocks removed.
+    pub fn miss_in_pool(&self, pool: &str, content_hashes: &[u64], reused: u32, until: f64) -> usize {
+        self.loading.write().miss_in_pool(pool, &prefix_hashes(content_hashes), reused, until)
     }
 
     /// Removes the blocks of a pool that a listing of its store lacks, if they were announced at the time `until` or

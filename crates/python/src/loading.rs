@@ -25,6 +25,8 @@ argument! {
     Announces(bool) = |value| flag(value, "announces_removals");
     /// True if the store itself says what it holds.
     Follows(bool) = |value| flag(value, "follows_store");
+    /// True if engines load from a pool only what continues, without a gap, the beginning of a prompt.
+    Gapless(bool) = |value| flag(value, "from_beginning");
     /// Order in which a full pool evicts.
     Evicts(EvictionOrder) = |value| match string(value, "evicts")? {
         "announced" => Ok(EvictionOrder::Announced),
@@ -107,6 +109,9 @@ impl LoadableIndex {
     ///         known; "announced" if loads make no difference.
     ///     follows_store: Whether hold() and release() say what it holds: what members announce then only tells
     ///         what these blocks contain.
+    ///     from_beginning: True if engines load from the pool only chunks that continue, without a gap from the
+    ///         prompt's beginning, what they find beyond their devices, as LMCache does. Otherwise they continue
+    ///         where their devices end.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
@@ -114,9 +119,11 @@ impl LoadableIndex {
     ///         eviction is unknown, or the lifetime is not positive.
     #[pyo3(signature = (name, *, members=None, chunk=None, tier=TierName(Tier::External),
                         announces_removals=Announces(false), lifetime=None, room=None,
-                        evicts=Evicts(EvictionOrder::Announced), follows_store=Follows(false)))]
+                        evicts=Evicts(EvictionOrder::Announced), follows_store=Follows(false),
+                        from_beginning=Gapless(false)))]
     #[pyo3(text_signature = "($self, name, *, members=None, chunk=None, tier='external', announces_removals=False, \
-                             lifetime=None, room=None, evicts='announced', follows_store=False)")]
+                             lifetime=None, room=None, evicts='announced', follows_store=False, \
+                             from_beginning=False)")]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn add_pool(
         &self,
@@ -130,6 +137,7 @@ impl LoadableIndex {
         room: Option<&Bound<'_, PyAny>>,
         evicts: Evicts,
         follows_store: Follows,
+        from_beginning: Gapless,
     ) -> PyResult<()> {
         let name = string(name, "name")?;
         if tier.0 == Tier::Gpu {
@@ -156,7 +164,7 @@ impl LoadableIndex {
             room,
             evicts,
             follows_store,
-            from_beginning: false,
+            from_beginning: from_beginning.0,
         };
         py.detach(|| self.core.add_pool(pool));
         Ok(())
@@ -398,6 +406,6 @@ fn to_python<'py>(py: Python<'py>, found: &Loadable) -> PyResult<Bound<'py, PyAn
         .iter()
         .map(|it| segment.call1((it.start, it.end, it.tier.name(), it.pool.as_deref(), it.is_certain, it.age)));
     let parts = PyTuple::new(py, parts.collect::<PyResult<Vec<_>>>()?)?;
-    let Loadable { worker, rank, device, host, may_hold_more, .. } = found;
-    loadable.call1((&**worker, *rank, *device, *host, *may_hold_more, parts))
+    let Loadable { worker, rank, device, host, may_hold_more, used, .. } = found;
+    loadable.call1((&**worker, *rank, *device, *host, *may_hold_more, parts, *used))
 }

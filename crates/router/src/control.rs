@@ -279,7 +279,17 @@ fn count_models(app: &App, engine: &Engine) {
 }
 
 /// Asks an engine for its kind (vLLM or SGLang); None if the engine does not answer, or the kind cannot be determined.
+///
+/// The path that only vLLM has is queried first: in its development mode, vLLM answers the first of SGLang's paths too,
+/// and starts dozens of processes for each such answer.
 async fn kind(engine: &Engine) -> Option<Kind> {
+    let (status, version) = get(engine, Kind::VERSION_PATH, SHORT).await.ok()?;
+    if status == 200 {
+        return Some(Kind::vllm(&version));
+    }
+    if status >= 500 {
+        return None;
+    }
     let mut is_hidden = false;
     for path in Kind::PATHS {
         let (status, body) = get(engine, path, LIST).await.ok()?;
@@ -291,9 +301,8 @@ async fn kind(engine: &Engine) -> Option<Kind> {
             return Some(kind);
         }
     }
-    let (status, body) = get(engine, Kind::VERSION_PATH, SHORT).await.ok()?;
-    // Only vLLM has this route. One that shows neither may be SGLang's.
-    (status == 200 || status < 500 && !is_hidden).then(|| Kind::vllm(&body))
+    // An engine that hides these paths may be SGLang.
+    (!is_hidden).then(|| Kind::vllm(&version))
 }
 
 /// Asks an engine for the models that it serves and the maximum length of their prompts. The error is the reason for a

@@ -115,8 +115,9 @@ pub(crate) fn answer(
     out.number(block_size);
 }
 
-/// Writes the segments of the prompt that the worker's best rank can load instead of computing them, and the number of
-/// tokens that other engines can copy from that rank's host memory (`pullable`).
+/// Writes the segments of the prompt that the worker's best rank can load instead of computing them, the number of
+/// leading tokens that its engine then uses (`used`), and the number of tokens that other engines can copy from that
+/// rank's host memory (`pullable`).
 fn segments(out: &mut Writer, found: &Loadable, block_size: u64) {
     out.raw(",\"loadable\":[");
     out.list(&found.segments, |out, it| {
@@ -139,7 +140,9 @@ fn segments(out: &mut Writer, found: &Loadable, block_size: u64) {
         }
         out.raw("}");
     });
-    out.raw("],\"pullable\":");
+    out.raw("],\"used\":");
+    out.number(u64::from(found.used) * block_size);
+    out.raw(",\"pullable\":");
     out.number(u64::from(found.host) * block_size);
     if found.may_hold_more {
         out.raw(",\"may_hold_more\":true");

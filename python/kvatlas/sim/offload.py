@@ -163,6 +163,9 @@ class Offload:
                 self.host.pin(name)
             load.tokens[source] += (min(number * k + k, usable) - max(number * k, at)) * size
             number += 1
+        if number * k - at < k and load.chunks:  # as vLLM: less than a chunk is not loaded
+            self.abandon(request, load)
+            return None
         load.end = max(at, min(number * k, usable))
         if answer is not None and not answer.failed:
             self.counters.short += max(min(request.pull_blocks, usable) - load.end, 0) * size
@@ -237,6 +240,8 @@ class Offload:
         if self.pool is not None:
             places.append((self.pool.chunks, self.pool.transfer))
         found = leading_chunks(names, at, k, [tier for tier, _ in places])
+        if at // k * k + len(found) * k - at < k:
+            found = []  # less than a chunk is not loaded
         end = max(at, min(at // k * k + len(found) * k, len(names)))
         first = at // k * k + k - at  # blocks of the first chunk
         seconds = 0.0

@@ -56,6 +56,19 @@ def test_vllm_engines_that_are_added(engine: Engine, other: Engine) -> None:
         assert "bootstrap_room" not in other.last.json
 
 
+def test_vllm_in_development_mode_is_not_asked_for_what_only_sglang_says(engine: Engine, other: Engine) -> None:
+    """Its answer at the same path takes it dozens of processes, and as many again if it is given up and asked anew."""
+    for one in (engine, other):
+        one.answers |= {"/version": {"version": "0.33.0"}, "/server_info": {"vllm_config": {}}}
+    with Router(flags=FLAGS, ready=False) as router:
+        add(router, engine, name="p", role="prefill")
+        add(router, other, name="d", role="decode")
+        router.wait_ready()
+        assert router.ask(COMPLETION, path="/v1/completions").status == 200
+        assert engine.last.json["kv_transfer_params"]["do_remote_decode"] is True
+        assert (engine.times("/server_info"), other.times("/server_info")) == (0, 0)
+
+
 def test_an_engine_whose_handover_is_given_need_not_say_it(engine: Engine, other: Engine) -> None:
     engine.answers["/server_info"] = other.answers["/server_info"] = 503
     with Router(flags=FLAGS, ready=False) as router:

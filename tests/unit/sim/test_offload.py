@@ -120,7 +120,7 @@ def test_generated_blocks_are_copied_only_if_that_is_asked_for() -> None:
 
 
 def test_a_prompt_goes_on_from_the_chunk_with_the_end_of_the_cached_part() -> None:
-    """Chunks before that one need not be in host memory, and a part of a chunk is not loaded."""
+    """Chunks before that one need not be in host memory; less than a chunk is not loaded."""
     bench = Bench(tiers(chunk=4), blocks=12)
     bench.ask(tuple(range(1, 9)))
     names = bench.request(tuple(range(1, 9))).block_hashes
@@ -128,7 +128,7 @@ def test_a_prompt_goes_on_from_the_chunk_with_the_end_of_the_cached_part() -> No
     assert offload.host is not None
     offload.host.discard(names[3])
     assert offload.outlook(names, 4)[0] == 8
-    assert offload.outlook(names, 6)[0] == 8
+    assert offload.outlook(names, 6)[0] == 6
     assert offload.outlook(names, 3)[0] == 3
     assert offload.outlook(names[:7], 5)[0] == 5
 
@@ -410,7 +410,7 @@ def test_announcements_make_an_index_that_knows_what_engines_can_load() -> None:
             assert host is not None
             it = found[engine.worker]
             assert it.device == engine.depth(asked.block_hashes)
-            assert it.depth == engine.usable(asked.block_hashes)[0]
+            assert it.used == engine.usable(asked.block_hashes)[0]
             alone = Offload("alone", SIZE, config, Recorder())
             alone.host = host
             assert it.host == alone.outlook(asked.block_hashes, 0)[0]

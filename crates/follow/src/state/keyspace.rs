@@ -67,6 +67,9 @@ pub struct Keyspace {
     loading: LoadingConfig,
     /// Number of blocks removed from shared pools because scans of the pools' directories found no file for them.
     pub gone_from_pools: AtomicU64,
+    /// Number of blocks removed from shared pools because an engine's report of cached tokens showed that it had not
+    /// loaded them.
+    pub missed_in_pools: AtomicU64,
     /// Ranks with hybrid models. Their depths are limited to the blocks that all cache groups can serve.
     hybrids: Hybrids,
     /// True if the next change to the index must panic, for tests.
@@ -97,6 +100,7 @@ impl Keyspace {
             taught: Mutex::default(),
             loading: LoadingConfig::default(),
             gone_from_pools: AtomicU64::new(0),
+            missed_in_pools: AtomicU64::new(0),
         })
     }
 

@@ -335,6 +335,16 @@ impl LoadBook {
         lost
     }
 
+    /// Removes from a pool the chunk with the block after the `reused` leading blocks of a prompt, and all blocks that
+    /// continue it, unless the chunk was announced after the time `until`. `prefixes`: prefix hashes of the prompt's
+    /// blocks. Returns the number of blocks removed.
+    pub(crate) fn miss_in_pool(&mut self, pool: &str, prefixes: &[u64], reused: u32, until: f64) -> usize {
+        let Some(it) = self.pools.iter().find(|it| *it.name == *pool) else { return 0 };
+        let last = (reused / it.chunk() + 1) * it.chunk() - 1;
+        let Some(&prefix) = prefixes.get(last as usize) else { return 0 };
+        if it.last_seen(prefix).is_none_or(|seen| seen > until) { 0 } else { self.lose_from_pool(pool, prefix) }
+    }
+
     /// Removes the loadable blocks of a rank, from one tier or from all. Blocks in pools stay.
     pub(crate) fn clear(&mut self, rank: u32, tier: Option<Tier>) {
         let Some(it) = self.ranks.get_mut(&rank) else { return };

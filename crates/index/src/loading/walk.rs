@@ -42,6 +42,9 @@ pub struct Loadable {
     pub may_hold_more: bool,
     /// Places of the blocks, in the order of the prompt and without gaps.
     pub segments: Vec<Segment>,
+    /// Number of leading blocks that the engine really uses: those on its device and those it loads. vLLM loads nothing
+    /// if that would bring less than one chunk (blocks stored together), even if a chunk is there.
+    pub used: u32,
 }
 
 impl Loadable {
@@ -49,6 +52,12 @@ impl Loadable {
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.segments.last().map_or(0, |last| last.end)
+    }
+
+    /// Number of leading blocks that the engine uses from its device and from its own host memory.
+    #[must_use]
+    pub fn own_used(&self) -> u32 {
+        self.own_depth().min(self.used)
     }
 
     /// Number of leading blocks that the engine has on its device, continued by blocks in its own host memory.
@@ -65,9 +74,27 @@ struct Walk<'q> {
     prefixes: &'q [u64],
     segments: Vec<Segment>,
     at: u32,
+    /// Number of blocks below which the engine does not load the blocks found: one chunk (blocks stored together) of the
+    /// first place beyond the device. 0 before that place.
+    least: u32,
 }
 
-impl Walk<'_> {
+impl<'q> Walk<'q> {
+    fn new(prefixes: &'q [u64]) -> Self {
+        Self { prefixes, segments: Vec::new(), at: 0, least: 0 }
+    }
+
+    /// Number of leading blocks that an engine with `device` blocks on its device uses.
+    fn used(&self, device: u32) -> u32 {
+        if self.at - device < self.least { device } else { self.at }
+    }
+
+    fn expect(&mut self, least: u32) {
+        if self.least == 0 {
+            self.least = least;
+        }
+    }
+
     /// End of the chunk that contains the walk's next block, with chunks of `blocks` blocks: as a number of blocks from
     /// the prompt's beginning, and as prefix hash of the chunk's last block. None if the prompt ends within the chunk.
     fn chunk(&self, blocks: u32) -> Option<(u32, u64)> {
@@ -106,21 +133,35 @@ impl LoadBook {
         });
         for worker in named {
             if !found.iter().any(|it| *it.worker == **worker) {
-                let mut walk = Walk { prefixes, segments: Vec::new(), at: 0 };
-                let pools = || self.pools.iter().filter(|it| it.pool.members.has(worker));
-                let reach = self.reach(prefixes, None, pools());
-                while pools().any(|pool| self.step_in_pool(&mut walk, pool, reach)) {}
-                let segments = walk.segments;
-                let worker = Arc::from(&**worker);
-                found.push(Loadable { worker, rank: 0, device: 0, host: 0, may_hold_more: false, segments });
+                found.push(self.walk_pools(worker, prefixes));
             }
         }
         found.sort_unstable_by(|a, b| (&a.worker, a.rank).cmp(&(&b.worker, b.rank)));
         found
     }
 
+    /// Finds the segments (consecutive blocks in one place) of a prompt that a rank uses from pools whose members may not
+    /// announce removals. `prefixes`: prefix hashes of the prompt's blocks; `device`: number of leading blocks on the
+    /// rank's device.
+    pub(crate) fn unsure(&self, prefixes: &[u64], worker: &str, rank: u32, device: u32) -> Vec<Segment> {
+        let it = self.ranks.values().find(|it| *it.worker == *worker && it.rank == rank);
+        let found = it.map_or_else(|| self.walk_pools(worker, prefixes), |it| self.walk(it, prefixes, device));
+        let used = found.used;
+        found.segments.into_iter().filter(|it| it.pool.is_some() && !it.is_certain && it.start < used).collect()
+    }
+
+    /// Finds the blocks of a prompt that a worker which has never announced anything can load from pools.
+    fn walk_pools(&self, worker: &str, prefixes: &[u64]) -> Loadable {
+        let mut walk = Walk::new(prefixes);
+        let pools = || self.pools.iter().filter(|it| it.pool.members.has(worker));
+        let reach = self.reach(prefixes, None, pools());
+        while pools().any(|pool| self.step_in_pool(&mut walk, pool, reach)) {}
+        let (used, segments) = (walk.used(0), walk.segments);
+        Loadable { worker: Arc::from(worker), rank: 0, device: 0, host: 0, may_hold_more: false, segments, used }
+    }
+
     fn walk(&self, it: &RankPart, prefixes: &[u64], device: u32) -> Loadable {
-        let mut walk = Walk { prefixes, segments: Vec::new(), at: 0 };
+        let mut walk = Walk::new(prefixes);
         if device > 0 {
             let (start, end, tier) = (0, device, Tier::Gpu);
             walk.take(Segment { start, end, tier, pool: None, is_certain: true, age: None });
@@ -130,7 +171,7 @@ impl LoadBook {
         while OWN.iter().any(|&tier| step_in_tier(&mut walk, it, tier))
             || pools().any(|pool| self.step_in_pool(&mut walk, pool, reach))
         {}
-        let mut host = Walk { prefixes, segments: Vec::new(), at: 0 };
+        let mut host = Walk::new(prefixes);
         while step_in_tier(&mut host, it, Tier::Cpu) {}
         Loadable {
             worker: it.worker.clone(),
@@ -138,6 +179,7 @@ impl LoadBook {
             device,
             host: host.at,
             may_hold_more: it.is_in_doubt,
+            used: walk.used(device),
             segments: walk.segments,
         }
     }
@@ -154,7 +196,7 @@ impl LoadBook {
         if gapless.clone().next().is_none() {
             return 0;
         }
-        let mut walk = Walk { prefixes, segments: Vec::new(), at: 0 };
+        let mut walk = Walk::new(prefixes);
         while own.is_some_and(|it| OWN.iter().any(|&tier| step_in_tier(&mut walk, it, tier)))
             || gapless.clone().any(|pool| self.step_in_pool(&mut walk, pool, u32::MAX))
         {}
@@ -173,6 +215,8 @@ impl LoadBook {
         if it.pool.lifetime.is_some_and(|lifetime| age > lifetime) {
             return false;
         }
+        // LMCache's and Mooncake's connectors load any number of blocks.
+        walk.expect(if it.pool.from_beginning || it.pool.follows_store { 1 } else { it.chunk() });
         let (tier, is_certain) = (it.pool.tier, it.pool.announces_removals && it.is_whole);
         let segment = Segment { start: walk.at, end, tier, pool: Some(it.name.clone()), is_certain, age: Some(age) };
         walk.take(segment);
@@ -185,6 +229,7 @@ fn step_in_tier(walk: &mut Walk<'_>, it: &RankPart, tier: Tier) -> bool {
     let slot = tier as usize - 1;
     let chunk = it.settings.chunks[slot].map_or(it.learnt[slot], NonZeroU32::get);
     let Some((end, _)) = walk.chunk(chunk).filter(|(_, prefix)| it.names.holds(*prefix, tier)) else { return false };
+    walk.expect(chunk);
     walk.take(Segment { start: walk.at, end, tier, pool: None, is_certain: true, age: None });
     true
 }

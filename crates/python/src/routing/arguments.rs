@@ -167,8 +167,7 @@ pub(super) fn fill_loadable(
         let get = |name: &str| it.getattr_opt(name)?.ok_or_else(wrong);
         let name = get("worker")?;
         let its_rank = rank(&get("rank")?)?;
-        let [host, any, pullable] =
-            ["own_depth", "depth", "host"].map(|name| get(name).and_then(|value| depth(&value)));
+        let [host, any, pullable] = ["own_used", "used", "host"].map(|name| get(name).and_then(|value| depth(&value)));
         set(string(&name, "worker in loadable")?, its_rank, [host?, any?, pullable?]);
     }
     Ok(())

@@ -7,6 +7,7 @@ use std::time::Duration;
 use hyper::StatusCode;
 use kvatlas_follow::lookup::RankDepths;
 use kvatlas_follow::state::{Keyspace, Stream};
+use kvatlas_index::Segment;
 use kvatlas_routing as core;
 
 use crate::answers::refusal::Refusal;
@@ -202,6 +203,17 @@ pub(super) struct HeldThen {
     /// Number of held blocks that the engine can reuse from its cache; None if not comparable with the cached tokens
     /// that the engine will report.
     pub(super) blocks: Option<u32>,
+    /// Blocks of the prompt that the engine is expected to load from pools which may have lost them; None for none.
+    unsure: Option<Box<UnsureLoad>>,
+}
+
+/// Blocks of a prompt that an engine is expected to load from pools whose members may not announce removals.
+struct UnsureLoad {
+    keyspace: Arc<Keyspace>,
+    hashes: Arc<[u64]>,
+    segments: Vec<Segment>,
+    /// Time of the lookup, in seconds on the clock of the index.
+    at: f64,
 }
 
 impl HeldThen {
@@ -210,7 +222,25 @@ impl HeldThen {
     pub(super) fn new(keyspace: &Keyspace, worker: &str, rank: u32, blocks: Option<u32>) -> Option<Self> {
         let stream = keyspace.stream(worker, rank).filter(|stream| stream.status.is_trusted())?;
         let blocks = blocks.filter(|_| !stream.status.upper_bound.load(Relaxed));
-        Some(Self { lost: lost(&stream), stream, blocks })
+        Some(Self { lost: lost(&stream), stream, blocks, unsure: None })
+    }
+
+    /// Looks up the blocks of the prompt that the engine is expected to load from pools which may have lost them.
+    pub(super) fn loading(mut self, keyspace: &Arc<Keyspace>, hashes: &Arc<[u64]>, worker: &str, rank: u32) -> Self {
+        self.unsure = keyspace.find_unsure(hashes, worker, rank).map(|(segments, at)| {
+            Box::new(UnsureLoad { keyspace: keyspace.clone(), hashes: hashes.clone(), segments, at })
+        });
+        self
+    }
+
+    /// Removes blocks from the pool that should have had them, if the engine reused `reused` leading blocks of the prompt,
+    /// fewer than the `expected` ones, and the next one was to be loaded from a pool.
+    pub(super) fn note_reused(&self, reused: u32, expected: u32) {
+        let Some(unsure) = self.unsure.as_ref().filter(|_| reused < expected) else { return };
+        let missed = unsure.segments.iter().find(|it| (it.start..it.end).contains(&reused));
+        if let Some(pool) = missed.and_then(|it| it.pool.as_ref()) {
+            unsure.keyspace.miss_in_pool(pool, &unsure.hashes, reused, unsure.at);
+        }
     }
 
     /// True if the engine may have lost blocks since this number of held blocks was recorded.

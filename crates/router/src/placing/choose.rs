@@ -353,7 +353,14 @@ impl Places {
                 |keyspace| {
                     // What is on its way may be there or not.
                     let blocks = decision.held_blocks.filter(|_| decision.predicted_tokens == 0);
-                    HeldThen::new(keyspace, &engine.name, decision.rank, blocks)
+                    let held = HeldThen::new(keyspace, &engine.name, decision.rank, blocks)?;
+                    // Blocks on other tiers than the device are expected, and none are pulled or on their way.
+                    let pulls = decision.transfer.as_ref().is_some_and(|transfer| transfer.pull.is_some());
+                    if decision.held_blocks.is_some() || decision.predicted_tokens > 0 || pulls {
+                        return Some(held);
+                    }
+                    let hashes = facts.prompt.hashes_for(engine.dialect());
+                    Some(held.loading(keyspace, hashes, &engine.name, decision.rank))
                 },
             );
         Some(Placement {

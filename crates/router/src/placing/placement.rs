@@ -143,6 +143,15 @@ impl Placement {
         (why, off)
     }
 
+    /// Removes blocks from a pool if the engine's report of cached tokens shows that it did not load them from there.
+    fn note_reused(&self, usage: &Usage, cached: Option<u32>) {
+        let is_comparable = self.media.is_none() && self.tokens.is_some() && self.tokens == usage.prompt;
+        if let (true, Some(held_then), Some(cached)) = (is_comparable, &self.held_then, cached) {
+            let size = self.block_size.max(1);
+            held_then.note_reused(cached / size, self.cached / size);
+        }
+    }
+
     /// Updates the estimate of how reliable the engine's announced blocks are, from its report of cached tokens, and
     /// returns the estimate; None if the report cannot be compared with the blocks held.
     pub(super) fn judge(&self, usage: &Usage, cached: Option<u32>) -> Option<core::Belief> {
@@ -204,6 +213,7 @@ impl Places {
         let cached = cached_of(placement, &seen.usage);
         let computed_tokens = seen.usage.prompt.zip(cached).map(|(prompt, cached)| prompt.saturating_sub(cached));
         let usage = core::Usage { cached_tokens: seen.usage.cached, output_tokens: output, computed_tokens };
+        placement.note_reused(&seen.usage, cached);
         let belief = placement.judge(&seen.usage, cached);
         let mismatch = placement.mismatch(&seen.usage);
         let agrees = seen.usage.prompt.zip(placement.tokens).and_then(|(by_engine, by_router)| {

@@ -73,6 +73,10 @@ struct Instance {
     /// blocks only on its device, or the index is an older version.
     #[serde(default)]
     loadable: Option<Vec<LoadableSegment>>,
+    /// Number of leading prompt tokens that the engine of this rank uses instead of computing them: those on its device
+    /// and those it loads. None from an index of an older version.
+    #[serde(default)]
+    used: Option<u32>,
     /// Number of leading prompt tokens that other engines can pull from the rank that can load most.
     #[serde(default)]
     pullable: u32,
@@ -112,7 +116,8 @@ impl Answer {
                         let is_own =
                             |it: &&LoadableSegment| matches!(&*it.tier, "gpu" | "cpu") && is_id(&it.source, worker);
                         let host = segments.iter().take_while(is_own).last().map_or(0, |last| last.to);
-                        (blocks(host), segments.last().map_or(0, |last| blocks(last.to)), blocks(its.pullable))
+                        let any = its.used.unwrap_or_else(|| segments.last().map_or(0, |last| last.to));
+                        (blocks(host.min(any)), blocks(any), blocks(its.pullable))
                     }
                     // Other tiers are told of the worker as a whole: of one rank only that is its own.
                     _ if is_alone => (blocks(its.cpu), blocks(its.longest_matched), 0),

@@ -217,6 +217,11 @@ impl PromptFacts {
         Self { tokens: estimate(body).clamp(1, most), ..Self::default() }
     }
 
+    /// Content hashes of the prompt's blocks as engines of a dialect (way of rendering chats) render it.
+    pub(crate) fn hashes_for(&self, dialect: Dialect) -> &Arc<[u64]> {
+        self.others.iter().find(|other| other.dialect == dialect).map_or(&self.hashes, |other| &other.hashes)
+    }
+
     /// Returns the parts of the prompt that are compared with earlier prompts, to find the session that the prompt
     /// continues.
     pub(crate) fn in_session(&self) -> Prompt<'_> {

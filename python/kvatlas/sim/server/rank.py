@@ -367,7 +367,9 @@ class Rank:
         names = self._names.chain(prompt, self.config.engine.block_size, lora or None, salt or None)
         offload = self.core.offload
         host = [offload.host] if offload is not None and offload.host is not None else []
-        return leading_blocks(names, 0, self.config.tiers.chunk, host), self.core.usable(names)[0]
+        pool = [offload.pool.chunks] if offload is not None and offload.pool is not None else []
+        chunk, depth = self.config.tiers.chunk, self.core.depth(names)
+        return leading_blocks(names, 0, chunk, host), leading_blocks(names, depth, chunk, [*host, *pool])
 
     @property
     def load(self) -> int:

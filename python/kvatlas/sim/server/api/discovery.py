@@ -21,7 +21,6 @@ def routes(engine: ServedEngine) -> list[web.RouteDef]:
     answers = _Discovery(engine)
     common = [
         web.get("/health", answers.health),
-        web.get("/version", answers.version),
         web.get("/metrics", answers.metrics),
         web.get("/v1/models", answers.models),
     ]
@@ -29,6 +28,7 @@ def routes(engine: ServedEngine) -> list[web.RouteDef]:
         return [
             *common,
             web.get("/ping", answers.health),
+            web.get("/version", answers.version),
             web.get("/kv_event_sources", answers.kv_event_sources),
             web.post("/reset_prefix_cache", answers.reset),
             *([web.get("/server_info", answers.settings)] if engine.config.dev_mode else ()),
@@ -56,9 +56,7 @@ class _Discovery:
         return web.Response()
 
     async def version(self, _request: web.Request) -> web.Response:
-        return web.json_response(
-            {"version": _VERSIONS[self.config.dialect], "simulated_by": f"kvatlas {kvatlas.__version__}"}
-        )
+        return web.json_response({"version": _VERSIONS["vllm"], "simulated_by": f"kvatlas {kvatlas.__version__}"})
 
     async def models(self, _request: web.Request) -> web.Response:
         config, created, model = self.config, int(self.engine.started), self.engine.model
