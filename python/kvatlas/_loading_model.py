@@ -112,6 +112,7 @@ class LoadingModel:
         self.meant: dict[tuple[str, int], dict[Name, Block]] = {}
         self.offloads: set[tuple[str, int]] = set()  # ranks that have stored anything beyond their device
         self.in_doubt: set[tuple[str, int]] = set()
+        self.gapless: set[tuple[str, int, Tier]] = set()  # tiers of ranks that are loaded from a prompt's beginning on
         self.now = 0.0
 
     def settings(self, worker: str) -> OffloadSettings:
@@ -247,19 +248,24 @@ class LoadingModel:
         known = [*held.values(), *(pool.meant for pool in pools), self.meant.get(rank, {})]
         chains = Chains(known, [(pool.meant, self.chains_of_pool(pool, ranks)) for pool in pools])
         chunks = self.settings(worker).chunks
-        own = [own_source(tier, chunks[tier], {chains.of(name) for name in held.get(tier, {})}) for tier in OWN]
+        on_own = [(tier, {chains.of(name) for name in held.get(tier, {})}, (*rank, tier) in self.gapless) for tier in OWN]
+        # LMCache's connector loads any number of blocks.
+        own = [
+            replace(own_source(tier, chunks[tier], ended), least=1 if is_gapless else chunks[tier])
+            for tier, ended, is_gapless in on_own
+        ]
         shared = [self.pool_source(pool, ranks) for pool in pools]
         on_device = own_source("gpu", 1, set(map(Chains([held.get("gpu", {})]).of, held.get("gpu", {}))))
         device = end_of(walk([], [on_device], query))
         begun = [Segment(0, device, "gpu", None, True, None)] if device else []
-        host = end_of(walk([], own[:1], query))
+        host = 0 if (*rank, "cpu") in self.gapless else end_of(walk([], own[:1], query))
         gapless = [source for pool, source in zip(pools, shared, strict=True) if pool.from_beginning]
-        reach = end_of(walk([], own + gapless, query)) if gapless else 0
-        reached = [
-            replace(source, segment=within(source.segment, reach)) if pool.from_beginning else source
-            for pool, source in zip(pools, shared, strict=True)
+        reach = end_of(walk([], own + gapless, query))
+        are_gapless = [is_gapless for _, _, is_gapless in on_own] + [pool.from_beginning for pool in pools]
+        sources = [
+            replace(source, segment=within(source.segment, reach)) if is_gapless else source
+            for source, is_gapless in zip(own + shared, are_gapless, strict=True)
         ]
-        sources = own + reached
         segments = walk(begun, sources, query)
         used, loaded = end_of(segments), first_step(device, sources, query)
         if loaded is not None and used - device < loaded[0].least:
@@ -390,6 +396,10 @@ class ReferenceLoading:
     ) -> None:
         chunks: dict[Tier, int] = {"cpu": host_chunk or 1, "disk": disk_chunk or 1, "external": external_chunk or 1}
         self._model.offloading[worker] = OffloadSettings(chunks, resets_keep)
+
+    def load_from_beginning(self, worker: str, *, rank: int, tier: Tier) -> None:
+        """Make a rank load blocks of this tier only from a prompt's beginning on, as engines with LMCache do."""
+        self._model.gapless.add((worker, rank, tier))
 
     def add_pool(
         self,

@@ -28,6 +28,10 @@ def name_of(prompt: tuple[int, ...]) -> int:
     return hash(prompt) & (1 << 63) - 1
 
 
+def names_in_chunk(chunk: int, blocks: int) -> list[int | bytes]:
+    return [*(f"{chunk}/{at}".encode() for at in range(1, blocks)), chunk]
+
+
 @dataclass
 class Pair:
     """The index and its literal model, which are told the same."""
@@ -63,6 +67,19 @@ class Pair:
             case Cleared():
                 self.model.loading.reset(worker, rank=0)
         assert self.index.apply(worker, decode_batch(encode_batch([event], timestamp=1.0))).refused == {}
+
+    def store_chunk(self, worker: str, chunk: int, parent: int | None, tokens: tuple[int, ...]) -> None:
+        """A chunk of blocks of one token in host memory, of which its connector announces one name."""
+        event = Stored([chunk], parent=parent, tokens=list(tokens), block_size=len(tokens), medium="CPU")
+        assert self.index.apply(worker, decode_batch(encode_batch([event], timestamp=1.0))).refused == {}
+        names = names_in_chunk(chunk, len(tokens))
+        self.model.store(worker, block_hashes=names, tokens=np.array(tokens), parent=parent, tier="cpu")
+
+    def remove_chunks(self, worker: str, chunks: list[int], blocks: int) -> None:
+        event = Removed(list(chunks), medium="CPU")
+        assert self.index.apply(worker, decode_batch(encode_batch([event], timestamp=1.0))).refused == {}
+        names = [name for chunk in chunks for name in names_in_chunk(chunk, blocks)]
+        self.model.remove(worker, block_hashes=names, tier="cpu")
 
     def check(self, prompts: list[tuple[int, ...]]) -> int:
         answers = 0
@@ -182,10 +199,68 @@ def run_batches(seed: int) -> tuple[int, int]:
     return answers, late
 
 
+def run_own_chunks(seed: int) -> tuple[int, int]:
+    """A random stream of engines whose connector stores whole chunks, each under one name of its own.
+
+    Returns the number of answers that were compared, and how many of these have chunks behind a hole.
+    """
+    rng = random.Random(seed)
+    pair, blocks = Pair(), rng.choice([2, 3, 4])
+    keeps = {worker: rng.choice([True, False, None]) for worker in WORKERS}
+    for worker in WORKERS:
+        pair.index.loading.set_offloading(worker, resets_keep=keeps[worker])
+        pair.model.loading.set_offloading(worker, host_chunk=blocks, resets_keep=keeps[worker])
+        pair.model.loading.load_from_beginning(worker, rank=0, tier="cpu")
+    prompts: list[tuple[int, ...]] = [(1,)]
+    while len(prompts) < 8:
+        prompts.append(rng.choice(prompts) + tuple(rng.choices([1, 2], k=rng.randint(1, 9))))
+    held: dict[str, set[int]] = {worker: set() for worker in WORKERS}
+    answers = holes = 0
+    for _ in range(60):
+        worker, prompt = rng.choice(WORKERS), rng.choice(prompts)
+        ends = range(blocks, len(prompt) + 1, blocks)
+        chunks = [name_of(prompt[:end]) ^ 1 << 62 for end in ends]
+        match rng.randrange(12):
+            case 0:
+                pair.apply(worker, Cleared())
+                held[worker] &= held[worker] if keeps[worker] else set()
+            case 1 | 2:
+                names = [name_of(prompt[: end + 1]) for end in range(len(prompt))]
+                pair.apply(worker, Removed(rng.sample(names, k=rng.randint(1, len(names)))))
+            case 3 | 4 | 5 if held[worker]:
+                gone = rng.sample(sorted(held[worker]), k=rng.randint(1, len(held[worker])))
+                held[worker].difference_update(gone)
+                pair.remove_chunks(worker, gone, blocks)
+            case 6 | 7:
+                names = [name_of(prompt[: end + 1]) for end in range(len(prompt))]
+                pair.apply(worker, Stored(names, parent=None, tokens=list(prompt), block_size=1))
+            case _:
+                for number, chunk in enumerate(chunks):
+                    if chunk not in held[worker]:
+                        parent = chunks[number - 1] if number else None
+                        tokens = prompt[number * blocks : (number + 1) * blocks]
+                        pair.store_chunk(worker, chunk, parent, tokens)
+                        held[worker].add(chunk)
+        for asked in prompts:
+            found, wanted = pair.both("loading.find", tokens=list(asked))
+            assert found == wanted
+            answers += len(found)
+            ended = [name_of(asked[:end]) ^ 1 << 62 for end in range(blocks, len(asked) + 1, blocks)]
+            has = [[chunk in held[each.worker] for chunk in ended] for each in found]
+            holes += sum(any(after and not before for before, after in zip(it, it[1:], strict=False)) for it in has)
+    return answers, holes
+
+
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_the_index_equals_the_model(seed: int) -> None:
     run(seed)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32))
+def test_chunks_with_names_of_their_own(seed: int) -> None:
+    run_own_chunks(seed)
 
 
 @settings(max_examples=60)

@@ -124,8 +124,20 @@ impl<'i> Changes<'i> {
     }
 
     /// Records a rank's chunk length (blocks stored and loaded together) for a tier, like [`BlockIndex::learn_chunk`].
-    pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
-        self.index.learn_chunk(worker, rank, tier, blocks);
+    pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32, is_gapless: bool) {
+        self.index.learn_chunk(worker, rank, tier, blocks, is_gapless);
+    }
+
+    /// True if a rank holds a block with this prefix hash on its device. From the first call on, the rank's blocks are in
+    /// the tables of what engines can load.
+    pub fn is_on_device(&mut self, rank: &impl RankRef, prefix: u64) -> bool {
+        self.write(self.turn, false, |writer| writer.is_on_device(rank, prefix))
+    }
+
+    /// Block hashes that a rank holds on a tier of its own beyond the device, each with true if the device holds an
+    /// equal block with the same blocks before it.
+    pub fn names_on(&mut self, rank: &impl RankRef, tier: Tier) -> Vec<(BlockHash, bool)> {
+        self.write(self.turn, false, |writer| writer.names_on(rank, tier))
     }
 
     /// Applies a reset of an engine's prefix cache like [`BlockIndex::reset`].

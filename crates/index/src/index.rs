@@ -152,9 +152,10 @@ impl BlockIndex {
 
     /// Records a chunk length (number of blocks stored and loaded together) that a rank's stores on a tier suggest. The
     /// length applies unless [`set_offloading`](Self::set_offloading) has set one; without either, a chunk is one
-    /// block.
-    pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
-        self.loading.write().learn_chunk(worker, rank, tier, blocks);
+    /// block. `is_gapless`: true if the engine loads a chunk from this tier only if all chunks before it, from the
+    /// prompt's beginning on, are on its tiers beyond the device too.
+    pub fn learn_chunk(&self, worker: &str, rank: u32, tier: Tier, blocks: u32, is_gapless: bool) {
+        self.loading.write().learn_chunk(worker, rank, tier, blocks, is_gapless);
     }
 
     /// True if there are pools, or ranks that have stored blocks beyond their device. If false,

@@ -23,6 +23,16 @@ impl BlockHash {
         if name >= 0 { Self(name.unsigned_abs()) } else { Self(scramble(name as u64)) }
     }
 
+    /// Block hash of the block at position `at` in a chunk with this block hash, for chunks (blocks stored together)
+    /// whose stores have no block hashes of single blocks. The last block of a chunk has the chunk's own block hash.
+    #[must_use]
+    pub fn of_chunk(self, at: u32, blocks: u32) -> Self {
+        // One value of the generator SplitMix64 for each position, with the chunk's block hash as its seed.
+        let step = u64::from(at) + 1;
+        let is_last = step == u64::from(blocks);
+        if is_last { self } else { Self(scramble(self.0.wrapping_add(step.wrapping_mul(0x9e37_79b9_7f4a_7c15)))) }
+    }
+
     /// Converts a block hash to its canonical form, from a raw digest, or from the little-endian two's complement bytes
     /// of a wide integer.
     #[must_use]

@@ -384,7 +384,7 @@ fn a_worker_that_is_gone_leaves_no_chunks_behind() {
         index.store("a", 0, Tier::Cpu, None, &prompt.blocks(0..3), contents).unwrap();
         index.find_loadable(contents).first().map_or(0, Loadable::depth)
     };
-    index.learn_chunk("a", 0, Tier::Cpu, 4);
+    index.learn_chunk("a", 0, Tier::Cpu, 4, false);
     assert_eq!(depth(), 0, "a part of a chunk cannot be loaded");
     index.drop_worker("a");
     // Another engine of that name, which announces single blocks.

@@ -94,6 +94,9 @@ reasons! {
     /// Applying: the last block of the event is not full or has a smaller size, so that no prompt can match it. The
     /// full blocks of the same event are applied.
     PartialBlock = "partial_block",
+    /// Applying: a connector announced a chunk without salt and adapter (as LMCache's does), and the device's blocks do not
+    /// show under which of them the chunk is kept.
+    HiddenSalt = "hidden_salt",
 }
 
 impl Reason {

@@ -162,6 +162,46 @@ fn lengths_of_chunks_are_told() {
     }
 }
 
+/// Readers of a record, and of a state, load chunks that a connector names itself only from the prompt's beginning on.
+#[test]
+fn chunks_with_names_of_their_own_are_told() {
+    let (ours, theirs, late) = (index(), index(), index());
+    let mut reader = Reader::new(SIZE).recording();
+    let chunk = |number: u64| {
+        let stored = Stored {
+            block_hashes: vec![Name::from(900 + number)],
+            parent: number.checked_sub(1).map(|before| Name::from(900 + before)),
+            tokens: (4 * number..4 * number + 4).flat_map(|block| tokens(0, block)).collect(),
+            block_size: 4 * SIZE,
+            medium: Some("CPU".into()),
+            ..Stored::default()
+        };
+        Event::Stored(stored.into())
+    };
+    let mut tally = Tally::default();
+    let events = vec![stored(0, 0, 8, "GPU"), chunk(0), chunk(1), chunk(1), removed(vec![name(0, 7)], "GPU")];
+    reader.apply(&Batch { events, ..Batch::default() }, &ours, "w", 0, &mut tally);
+    assert_eq!((tally.offloaded_blocks, tally.refused_total()), ([12, 0, 0], 0));
+    let recorder = reader.recorder().expect("it records");
+    apply(&theirs, &recorder.take()).expect("well formed");
+    recorder.state(&copy(&ours), 200, |piece| apply(&late, &piece).expect("well formed"));
+    let prompt: Vec<u32> = (0..8).flat_map(|block| tokens(0, block)).collect();
+    let contents = kvatlas_index::hash::content_hashes(&prompt, SIZE as usize, None, None);
+    for (gone, end) in [(None, 8), (Some(900), 7), (Some(901), 7)] {
+        let events = gone.map(|name| removed(vec![name], "CPU")).into_iter().collect();
+        reader.apply(&Batch { events, ..Batch::default() }, &ours, "w", 0, &mut Tally::default());
+        let changes = reader.recorder().expect("it records").take();
+        for index in [&theirs, &late] {
+            apply(index, &changes).expect("well formed");
+        }
+        for index in [&ours, &theirs, &late] {
+            let found = &index.find_loadable(&contents)[0];
+            assert_eq!((found.device, found.host, found.depth(), found.used), (7, 0, end, end), "{gone:?}");
+        }
+    }
+    assert_eq!(ours.ranks()[0].device_blocks, 7);
+}
+
 /// Blocks of 16 tokens from a vocabulary of 128,000, each removed at the end, as the engines write them.
 #[test]
 fn it_is_more_than_six_times_smaller() {

@@ -223,9 +223,9 @@ def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *,
 
 def _doubt(stream: StreamStatus) -> str | None:
     """The worst reason to doubt the blocks known from a stream, as a word; None if there is none."""
-    # A partial block cannot be used anyway, so it is no doubt.
+    # A partial block cannot be used anyway, and a chunk of LMCache with an unknown salt is beyond the device: no doubt.
     partial = stream.refused.get("partial_block", 0)
-    refused = sum(stream.refused.values()) - partial
+    refused = sum(stream.refused.values()) - partial - stream.refused.get("hidden_salt", 0)
     if stream.refused.get("block_size", 0) + partial > stream.counters.get("stored_blocks", 0):
         return "misconfigured"
     if refused:

@@ -107,3 +107,36 @@ def stream_of(service: Service, worker: str) -> Any:
     (about,) = [each for each in ask(service.address, "GET", "/workers").json if each["instance_id"] == worker]
     (stream,) = about["streams"].values()
     return stream
+
+
+def test_chunks_that_lmcache_announces_under_hashes_of_its_own() -> None:
+    """Chunks of four blocks, each under one hash: whole ones count, from the prompt's beginning on."""
+    with running({}) as service, Publisher() as a:
+        assert register(service, "a", a.endpoint).status == 201
+        a.wait_for_reader()
+
+        def chunk(number: int) -> Any:
+            tokens = PROMPT[(number - 1) * 4 * BLOCK_SIZE : number * 4 * BLOCK_SIZE]
+            event = stored([900 + number], tokens, parent=900 + number - 1 if number > 1 else None, medium="CPU")
+            return event | {"block_size": 4 * BLOCK_SIZE}
+
+        announce(a, 0, 6, "GPU")
+        a.publish(chunk(1))
+        a.publish(chunk(2))
+        until(lambda: loadable(service, "a") == [(0, 6, "gpu", "a", True), (6, 8, "cpu", "a", True)])
+        told = stream_of(service, "a")
+        assert (told["chunks"], told["refused"], told["partial"]) == ({"cpu": 4}, {}, False)
+        instance = query(service, token_ids=PROMPT)["instances"]["a"]
+        assert (instance["cpu"], instance["pullable"], instance["used"]) == (8 * BLOCK_SIZE, 0, 8 * BLOCK_SIZE)
+        a.publish(removed(NAMES[:6]))
+        until(lambda: loadable(service, "a") == [(0, 8, "cpu", "a", True)])
+        a.publish(removed([901], medium="CPU"))
+        until(lambda: loadable(service, "a") == [])
+        a.publish(chunk(1))
+        until(lambda: loadable(service, "a") == [(0, 8, "cpu", "a", True)])
+        # With a salt, which LMCache does not say and the device does not show.
+        announce(a, 0, 1, "GPU", extra_keys=[["tenant"]])
+        a.publish(chunk(2))
+        until(lambda: stream_of(service, "a")["refused"] == {"hidden_salt": 1})
+        assert stream_of(service, "a")["partial"] is False
+        assert loadable(service, "a") == [], "the device has had none of it without the salt"

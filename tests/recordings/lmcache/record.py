@@ -35,6 +35,12 @@ class _Names(type):
             raise AttributeError(name)
         return sum(name.encode())
 
+    def __getitem__(cls, _: Any) -> Any:
+        return cls
+
+    def __or__(cls, _: Any) -> Any:
+        return cls
+
 
 class _Stand(types.ModuleType):
     """Stand-in for a module with PyTorch in it, which only needs to be imported."""

@@ -67,6 +67,8 @@ fn stream(worker: &str, ranks: Vec<RankBlocks>) -> StreamCopy {
                 shows_salts: Some(true),
                 clears_host: false,
                 chunks: [0; 3],
+                own_chunks: [0; 3],
+                has_keys: false,
                 undescribed: Vec::new(),
                 unknown: UnnamedProofs::default(),
             })
@@ -118,14 +120,16 @@ fn example() -> Vec<u8> {
 #[test]
 fn what_is_known_of_tiers_is_in_the_head_of_a_rank() {
     let undescribed = vec![(BlockHash(u64::MAX), [1, 0, 2]), (BlockHash(1), [0, 3, 0])];
-    let reader = ReaderState { clears_host: true, chunks: [4, 0, 1], undescribed, ..ReaderState::default() };
+    let (chunks, own_chunks) = ([4, 0, 1], [4, 0, 0]);
+    let reader =
+        ReaderState { clears_host: true, chunks, own_chunks, has_keys: true, undescribed, ..Default::default() };
     let head = RankHead::new(3, 7, true, &reader, UnnamedProofs::default());
     let text = serde_json::to_string(&head).expect("JSON");
     let back: RankHead = serde_json::from_str(&text).expect("a head");
     assert_eq!((back.reader(Vec::new()), &back), (reader, &head));
     let plain = RankHead::new(3, 7, true, &ReaderState::default(), UnnamedProofs::default());
     let text = serde_json::to_string(&plain).expect("JSON");
-    assert!(["clears_host", "chunks", "undescribed"].iter().all(|name| !text.contains(name)), "{text}");
+    assert!(["clears_host", "chunks", "has_keys", "undescribed"].iter().all(|name| !text.contains(name)), "{text}");
 }
 
 fn check(snapshot: &Snapshot) {

@@ -75,6 +75,13 @@ pub(crate) struct RankHead {
     /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device; 0 if unknown.
     #[serde(default, skip_serializing_if = "are_unknown")]
     pub(crate) chunks: [u32; 3],
+    /// Number of blocks in a chunk that a connector stores under one block hash of its own, for each tier beyond the
+    /// device; 0 where no connector does.
+    #[serde(default, skip_serializing_if = "are_unknown")]
+    pub(crate) own_chunks: [u32; 3],
+    /// True if any block on the device has had a LoRA adapter or a cache salt.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) has_keys: bool,
     /// Block hashes on tiers beyond the device whose contents the engine has not announced yet, each with its number of
     /// copies on each tier.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -120,7 +127,9 @@ impl UnnamedProofs {
 
 impl RankHead {
     pub(crate) fn new(rank: u32, seq: u64, seen: bool, reader: &ReaderState, unknown: UnnamedProofs) -> Self {
-        let ReaderState { decides, several, looks_ahead, shows_salts, clears_host, chunks, .. } = *reader;
+        let ReaderState {
+            decides, several, looks_ahead, shows_salts, clears_host, chunks, own_chunks, has_keys, ..
+        } = *reader;
         let others = reader.others.clone();
         let last = reader.undescribed.len().saturating_sub(MOST_UNDESCRIBED);
         let undescribed = reader.undescribed[last..].iter().map(|(name, copies)| (name.0, *copies)).collect();
@@ -135,16 +144,27 @@ impl RankHead {
             shows_salts,
             clears_host,
             chunks,
+            own_chunks,
+            has_keys,
             undescribed,
             unknown,
         }
     }
 
     pub(crate) fn reader(&self, salts: Vec<SaltedBlock>) -> ReaderState {
-        let Self { decides, others, several, looks_ahead, shows_salts, clears_host, chunks, undescribed, .. } =
-            self.clone();
-        let undescribed = undescribed.into_iter().map(|(name, copies)| (BlockHash(name), copies)).collect();
-        ReaderState { decides, others, several, looks_ahead, shows_salts, clears_host, chunks, undescribed, salts }
+        ReaderState {
+            decides: self.decides,
+            others: self.others.clone(),
+            several: self.several,
+            looks_ahead: self.looks_ahead,
+            shows_salts: self.shows_salts,
+            clears_host: self.clears_host,
+            chunks: self.chunks,
+            own_chunks: self.own_chunks,
+            has_keys: self.has_keys,
+            undescribed: self.undescribed.iter().map(|(name, copies)| (BlockHash(*name), *copies)).collect(),
+            salts,
+        }
     }
 }
 

@@ -25,7 +25,7 @@ thread_local! {
 }
 
 /// Reasons for refusing an event that do not indicate an error.
-const EXPECTED: [Reason; 2] = [Reason::OtherGroup, Reason::PartialBlock];
+const EXPECTED: [Reason; 3] = [Reason::OtherGroup, Reason::PartialBlock, Reason::HiddenSalt];
 
 /// Blocks that a stream's ranks hold in the index, and the readers that apply the ranks' events.
 pub(crate) struct Holdings {
@@ -238,7 +238,7 @@ impl Holdings {
             let into = &mut index.changes();
             self.changes.read(changes, |change| {
                 tally.note(&change);
-                if let Change::Chunk { tier, blocks } = change {
+                if let Change::Chunk { tier, blocks, .. } = change {
                     stream.status.set_chunk(tier, blocks);
                 }
                 if change.apply(into, &(&*stream.worker, rank)).is_err() {
@@ -311,8 +311,9 @@ impl Holdings {
     }
 
     fn verdict<N>(&self, rank: u32, batch: &BatchOf<N>, tally: &Tally) -> Verdict {
-        // A block that is not full is not counted as missed.
-        let missed = tally.refused_total() - tally.refused_for(Reason::PartialBlock);
+        // What no prompt can be found by is not counted as missed: blocks that are not full, chunks of an unknown salt.
+        let left_out = tally.refused_for(Reason::PartialBlock) + tally.refused_for(Reason::HiddenSalt);
+        let missed = tally.refused_total() - left_out;
         let is_blind = |reader: &Reader| reader.hybrid().is_some_and(|hybrid| hybrid.is_blind());
         let cleared = batch.events.iter().any(|event| matches!(event, EventOf::Cleared(_)));
         match (missed, cleared) {

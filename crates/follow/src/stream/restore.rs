@@ -101,7 +101,7 @@ impl Holdings {
         let reader = reader.with_state(head.reader(salts)).calling(self.keyspace.identity().clone());
         let reader = if self.stream.outlet().is_some() { reader.recording() } else { reader };
         for (tier, blocks) in Tier::ALL.into_iter().skip(1).zip(reader.chunks()).filter(|(_, blocks)| *blocks > 0) {
-            self.index.learn_chunk(&self.stream.worker, head.rank, tier, blocks);
+            self.index.learn_chunk(&self.stream.worker, head.rank, tier, blocks, reader.has_own_chunks(tier));
         }
         status.set_chunks(reader.chunks());
         let shows_salts = reader.shows_salts();

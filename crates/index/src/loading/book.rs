@@ -38,14 +38,39 @@ pub(super) struct RankPart {
     /// Numbers of the pools from which the rank may load, in the order in which the pools were added.
     pub(super) pools: SmallVec<[u32; 2]>,
     pub(super) settings: OffloadSettings,
-    /// Chunk lengths in blocks, as learnt from store events, for host memory, disk and external storage. A chunk is a
-    /// group of consecutive blocks that the engine stores and loads together.
-    pub(super) learnt: [u32; 3],
+    pub(super) learnt: LearntChunks,
     /// True if blocks may remain in host memory that the book has deleted: engines do not announce if a reset of their
     /// cache also empties host memory.
     pub(super) is_in_doubt: bool,
     /// True once the blocks are in the book that the rank had when it was added.
     pub(super) is_filled: bool,
+}
+
+/// Chunks of one rank as learnt from store events. A chunk is a group of consecutive blocks that the engine stores and
+/// loads together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct LearntChunks {
+    /// Chunk lengths in blocks, for host memory, disk and external storage.
+    pub(super) blocks: [u32; 3],
+    /// Set of tiers whose chunks are only loaded if they continue, without a gap from the prompt's beginning, what is
+    /// beyond the device.
+    gapless: Tiers,
+}
+
+impl LearntChunks {
+    const NONE: Self = Self { blocks: [1; 3], gapless: 0 };
+
+    /// True if chunks of a tier are only loaded if they continue, without a gap from the prompt's beginning, what is
+    /// beyond the device.
+    #[inline]
+    pub(super) fn is_gapless(&self, tier: Tier) -> bool {
+        self.gapless & only(tier) != 0
+    }
+
+    /// True if chunks of any tier are only loaded without a gap from the prompt's beginning.
+    pub(super) fn has_gapless(&self) -> bool {
+        self.gapless != 0
+    }
 }
 
 /// Blocks of one pool, a store that several engines load from.
@@ -56,6 +81,9 @@ pub(super) struct PoolPart {
     /// Number of blocks in a chunk (blocks stored and loaded together), as learnt from the members' store events; 0
     /// before the first one.
     learnt: u32,
+    /// True if a member's store events have shown that its engine loads from this tier only what continues, without a
+    /// gap from the prompt's beginning, what is beyond the device.
+    is_gapless: bool,
     /// Time of the last evidence that a block is in the pool, in seconds, by block hash.
     pub(super) seen: Map<u64, f64>,
     /// Order in which blocks were announced, the oldest first; used only if the pool's capacity is limited.
@@ -80,9 +108,8 @@ pub(crate) struct LoadBook {
     settings: HashMap<Box<str>, OffloadSettings>,
     /// Offload settings of workers without settings of their own.
     usual: OffloadSettings,
-    /// Chunk lengths in blocks for host memory, disk and external storage, by worker and rank. There is no entry if all
-    /// three are 1.
-    learnt: HashMap<(Box<str>, u32), [u32; 3]>,
+    /// Chunks as learnt from store events, by worker and rank. There is no entry if all chunks have one block.
+    learnt: HashMap<(Box<str>, u32), LearntChunks>,
     /// Blocks whose prefix hash is unknown because a preceding block is unknown: lists of block hashes, each with the
     /// rank or pool that holds it, by the block hash of the missing parent.
     waiting: Map<u64, SmallVec<[(Part, u64); 2]>>,
@@ -143,18 +170,20 @@ impl LoadBook {
         ranks.values_mut().filter(|it| !set.contains_key(&*it.worker)).for_each(|it| it.settings = settings);
     }
 
-    pub(crate) fn learn_chunk(&mut self, worker: &str, rank: u32, tier: Tier, blocks: u32) {
+    pub(crate) fn learn_chunk(&mut self, worker: &str, rank: u32, tier: Tier, blocks: u32, is_gapless: bool) {
         let Some(slot) = (tier as usize).checked_sub(1) else { return };
-        let chunks = self.learnt.entry((worker.into(), rank)).or_insert([1; 3]);
-        chunks[slot] = blocks.max(1);
+        let chunks = self.learnt.entry((worker.into(), rank)).or_insert(LearntChunks::NONE);
+        chunks.blocks[slot] = blocks.max(1);
+        chunks.gapless = if is_gapless { chunks.gapless | only(tier) } else { chunks.gapless & !only(tier) };
         let chunks = *chunks;
-        if chunks == [1; 3] {
+        if chunks == LearntChunks::NONE {
             self.learnt.remove(&(Box::from(worker), rank));
         }
         let is_it = |it: &&mut RankPart| *it.worker == *worker && it.rank == rank;
         self.ranks.values_mut().filter(is_it).for_each(|it| it.learnt = chunks);
         for it in self.pools.iter_mut().filter(|it| it.pool.tier == tier && it.pool.members.has(worker)) {
             it.learnt = gcd(it.learnt, blocks.max(1));
+            it.is_gapless |= is_gapless;
         }
     }
 
@@ -178,9 +207,11 @@ impl LoadBook {
                 let (names, seen, unmeant) = (Names::default(), Map::default(), Map::default());
                 let announced = AnnouncementOrder::default();
                 let slot = pool.tier as usize - 1;
-                let of_members = self.learnt.iter().filter(|((worker, _), _)| pool.members.has(worker));
-                let learnt = of_members.map(|(_, chunks)| chunks[slot]).filter(|it| *it > 1).fold(0, gcd);
-                self.pools.push(PoolPart { pool, name, names, learnt, seen, announced, unmeant, is_whole: true });
+                let of_members = || self.learnt.iter().filter(|((worker, _), _)| pool.members.has(worker));
+                let learnt = of_members().map(|(_, chunks)| chunks.blocks[slot]).filter(|it| *it > 1).fold(0, gcd);
+                let (is_gapless, is_whole) = (of_members().any(|(_, chunks)| chunks.is_gapless(pool.tier)), true);
+                let part = PoolPart { pool, name, names, learnt, is_gapless, seen, announced, unmeant, is_whole };
+                self.pools.push(part);
             }
         }
         self.outside.is_in_use.store(true, Relaxed);
@@ -201,7 +232,7 @@ impl LoadBook {
     /// Adds a rank to the book of loadable blocks, under its number.
     pub(crate) fn track(&mut self, number: u32, worker: Arc<str>, rank: u32) {
         let (pools, settings) = (pools_of(&self.pools, &worker), self.settings_of(&worker));
-        let learnt = self.learnt.get(&(Box::from(&*worker), rank)).copied().unwrap_or([1; 3]);
+        let learnt = self.learnt.get(&(Box::from(&*worker), rank)).copied().unwrap_or(LearntChunks::NONE);
         let (names, is_in_doubt, is_filled) = (Names::default(), false, false);
         let part = RankPart { worker, rank, names, pools, settings, learnt, is_in_doubt, is_filled };
         self.ranks.insert(number, part);
@@ -212,6 +243,21 @@ impl LoadBook {
     pub(crate) fn pool_at(&self, rank: u32, tier: Tier) -> Option<u32> {
         let pools = &self.ranks.get(&rank)?.pools;
         pools.iter().copied().find(|&pool| self.pools[pool as usize].pool.tier == tier)
+    }
+
+    /// True if a rank holds a block with this prefix hash on its device.
+    pub(crate) fn is_on_device(&self, rank: u32, prefix: u64) -> bool {
+        self.ranks.get(&rank).is_some_and(|it| it.names.holds(prefix, Tier::Gpu))
+    }
+
+    /// Block hashes that a rank holds on a tier of its own, each with true if the device holds an equal block with the
+    /// same blocks before it.
+    pub(crate) fn names_on(&self, rank: u32, tier: Tier) -> Vec<(u64, bool)> {
+        let Some(it) = self.ranks.get(&rank) else { return Vec::new() };
+        let is_on_device = |name: u64| {
+            it.names.get(name).and_then(|known| known.prefix).is_some_and(|prefix| it.names.holds(prefix, Tier::Gpu))
+        };
+        it.names.names_on(only(tier)).into_iter().map(|name| (name, is_on_device(name))).collect()
     }
 
     pub(crate) fn has_pools(&self, rank: u32) -> bool {
@@ -519,6 +565,12 @@ impl PoolPart {
         self.pool.chunk.map_or(self.learnt.max(1), NonZeroU32::get)
     }
 
+    /// True if engines load from this pool only what continues, without a gap from the prompt's beginning, what they find
+    /// beyond their devices.
+    pub(super) fn is_from_beginning(&self) -> bool {
+        self.pool.from_beginning || self.is_gapless
+    }
+
     /// Time of the last evidence that the pool has a block with this prefix hash, in seconds; None if there was none.
     pub(super) fn last_seen(&self, prefix: u64) -> Option<f64> {
         self.names.of_prefix(prefix).iter().filter_map(|name| self.seen.get(name).copied()).reduce(f64::max)
@@ -542,7 +594,7 @@ mod tests {
         let mut book = LoadBook::default();
         for number in 0..1_000 {
             let worker = format!("pod-{number}");
-            book.learn_chunk(&worker, 0, Tier::Cpu, 4);
+            book.learn_chunk(&worker, 0, Tier::Cpu, 4, true);
             book.track(number, worker.as_str().into(), 0);
             book.drop_rank(number);
             book.forget_chunks(&worker);

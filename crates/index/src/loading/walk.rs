@@ -36,7 +36,8 @@ pub struct Loadable {
     pub rank: u32,
     /// Number of leading blocks in the engine's device memory.
     pub device: u32,
-    /// Number of leading blocks in whole chunks of the engine's host memory alone, which another engine can pull.
+    /// Number of leading blocks in whole chunks of the engine's host memory alone, which another engine can pull. Chunks
+    /// of a connector that serves no other engine (LMCache's) do not count.
     pub host: u32,
     /// True if host memory may hold more blocks than counted: a reset of the cache may have left them there.
     pub may_hold_more: bool,
@@ -168,11 +169,11 @@ impl LoadBook {
         }
         let pools = || it.pools.iter().map(|&pool| &self.pools[pool as usize]);
         let reach = self.reach(prefixes, Some(it), pools());
-        while OWN.iter().any(|&tier| step_in_tier(&mut walk, it, tier))
+        while OWN.iter().any(|&tier| step_in_tier(&mut walk, it, tier, reach))
             || pools().any(|pool| self.step_in_pool(&mut walk, pool, reach))
         {}
         let mut host = Walk::new(prefixes);
-        while step_in_tier(&mut host, it, Tier::Cpu) {}
+        while step_in_tier(&mut host, it, Tier::Cpu, 0) {}
         Loadable {
             worker: it.worker.clone(),
             rank: it.rank,
@@ -185,19 +186,19 @@ impl LoadBook {
     }
 
     /// Number of a prompt's leading blocks that a rank has on its own tiers beyond the device, or in pools whose chunks
-    /// are only loaded from the beginning of a prompt on. 0 without pools of that kind.
+    /// are only loaded from the beginning of a prompt on. 0 if there are no chunks of that kind, on own tiers or in pools.
     fn reach<'p>(
         &self,
         prefixes: &[u64],
         own: Option<&RankPart>,
         pools: impl Iterator<Item = &'p PoolPart> + Clone,
     ) -> u32 {
-        let gapless = pools.filter(|it| it.pool.from_beginning);
-        if gapless.clone().next().is_none() {
+        let gapless = pools.filter(|it| it.is_from_beginning());
+        if gapless.clone().next().is_none() && !own.is_some_and(|it| it.learnt.has_gapless()) {
             return 0;
         }
         let mut walk = Walk::new(prefixes);
-        while own.is_some_and(|it| OWN.iter().any(|&tier| step_in_tier(&mut walk, it, tier)))
+        while own.is_some_and(|it| OWN.iter().any(|&tier| step_in_tier(&mut walk, it, tier, u32::MAX)))
             || gapless.clone().any(|pool| self.step_in_pool(&mut walk, pool, u32::MAX))
         {}
         walk.at
@@ -207,7 +208,7 @@ impl LoadBook {
     /// be loaded from pools whose chunks are only loaded from the beginning of a prompt on.
     fn step_in_pool(&self, walk: &mut Walk<'_>, it: &PoolPart, reach: u32) -> bool {
         let Some((end, prefix)) = walk.chunk(it.chunk()) else { return false };
-        if it.pool.from_beginning && end > reach {
+        if it.is_from_beginning() && end > reach {
             return false;
         }
         let Some(seen) = it.last_seen(prefix) else { return false };
@@ -216,7 +217,7 @@ impl LoadBook {
             return false;
         }
         // LMCache's and Mooncake's connectors load any number of blocks.
-        walk.expect(if it.pool.from_beginning || it.pool.follows_store { 1 } else { it.chunk() });
+        walk.expect(if it.is_from_beginning() || it.pool.follows_store { 1 } else { it.chunk() });
         let (tier, is_certain) = (it.pool.tier, it.pool.announces_removals && it.is_whole);
         let segment = Segment { start: walk.at, end, tier, pool: Some(it.name.clone()), is_certain, age: Some(age) };
         walk.take(segment);
@@ -224,12 +225,18 @@ impl LoadBook {
     }
 }
 
-/// Extends a walk by the prompt's next chunk, if the rank has it on a tier of its own; returns true if so.
-fn step_in_tier(walk: &mut Walk<'_>, it: &RankPart, tier: Tier) -> bool {
+/// Extends a walk by the prompt's next chunk, if the rank has it on a tier of its own; returns true if so. `reach`: end
+/// of the blocks that can be loaded from tiers whose chunks are only loaded from the beginning of a prompt on.
+fn step_in_tier(walk: &mut Walk<'_>, it: &RankPart, tier: Tier, reach: u32) -> bool {
     let slot = tier as usize - 1;
-    let chunk = it.settings.chunks[slot].map_or(it.learnt[slot], NonZeroU32::get);
+    let chunk = it.settings.chunks[slot].map_or(it.learnt.blocks[slot], NonZeroU32::get);
     let Some((end, _)) = walk.chunk(chunk).filter(|(_, prefix)| it.names.holds(*prefix, tier)) else { return false };
-    walk.expect(chunk);
+    let is_gapless = it.learnt.is_gapless(tier);
+    if is_gapless && end > reach {
+        return false;
+    }
+    // LMCache's connector loads any number of blocks.
+    walk.expect(if is_gapless { 1 } else { chunk });
     walk.take(Segment { start: walk.at, end, tier, pool: None, is_certain: true, age: None });
     true
 }

@@ -4,7 +4,7 @@
 use kvatlas_codec::{Cursor, from_zigzag, put_varint};
 use kvatlas_index::{self as index, BlockHash, RankRef, Tier};
 
-use super::recorder::{CHUNK, CLEAR, COPIES, KIND, KNOWN, ONCE, PARENT, REMOVE, STORE, TIER_SHIFT};
+use super::recorder::{CHUNK, CLEAR, COPIES, GAPLESS, KIND, KNOWN, ONCE, PARENT, REMOVE, STORE, TIER_SHIFT};
 use super::{FormatError, name_of};
 
 /// Version of the message format that relays (publishers of engines' streams) write and readers accept.
@@ -292,6 +292,9 @@ pub enum Change<'a> {
         tier: Tier,
         /// Number of blocks in a chunk.
         blocks: u32,
+        /// True if the engine loads a chunk from this tier only if all chunks before it, from the prompt's beginning on,
+        /// are on its tiers beyond the device too.
+        is_gapless: bool,
     },
 }
 
@@ -316,7 +319,9 @@ impl Change<'_> {
             }
             Self::Remove { tier, names } => index.remove(rank, tier, names),
             Self::Clear => index.clear(rank.worker(), Some(rank.rank()), None),
-            Self::Chunk { tier, blocks } => index.learn_chunk(rank.worker(), rank.rank(), tier, blocks),
+            Self::Chunk { tier, blocks, is_gapless } => {
+                index.learn_chunk(rank.worker(), rank.rank(), tier, blocks, is_gapless);
+            }
         }
         Ok(())
     }
@@ -327,6 +332,8 @@ struct Heading {
     kind: u8,
     /// Number of blocks in a chunk, if the change is a [`Change::Chunk`]; `None` for other changes.
     chunk: Option<u32>,
+    /// True if the change is a [`Change::Chunk`] of chunks that are only loaded without a gap from the prompt's beginning.
+    is_gapless: bool,
     tier: Tier,
     once: bool,
     copies: u32,
@@ -345,12 +352,22 @@ impl Heading {
             if chunk == Some(0) || tier == Tier::Gpu {
                 return Err(FormatError("a chunk has no blocks, or is of the device, which has no chunks"));
             }
-            return Ok(Self { kind, chunk, tier, once: false, copies: 1, parent: None, blocks: 0 });
+            let is_gapless = head & GAPLESS != 0;
+            return Ok(Self { kind, chunk, is_gapless, tier, once: false, copies: 1, parent: None, blocks: 0 });
         }
         let copies = if head & COPIES == 0 { 1 } else { cursor.varint()? };
         if kind == CLEAR {
             *last = 0;
-            return Ok(Self { kind, chunk: None, tier, once: false, copies: 1, parent: None, blocks: 0 });
+            return Ok(Self {
+                kind,
+                chunk: None,
+                is_gapless: false,
+                tier,
+                once: false,
+                copies: 1,
+                parent: None,
+                blocks: 0,
+            });
         }
         if !(1..=MOST_COPIES).contains(&copies) {
             return Err(FormatError("a block has no copies, or more than there can be"));
@@ -365,7 +382,16 @@ impl Heading {
         if blocks > MOST {
             return Err(FormatError("a change has more blocks than there can be"));
         }
-        Ok(Self { kind, chunk: None, tier, once: head & ONCE != 0, copies: copies as u32, parent, blocks })
+        Ok(Self {
+            kind,
+            chunk: None,
+            is_gapless: false,
+            tier,
+            once: head & ONCE != 0,
+            copies: copies as u32,
+            parent,
+            blocks,
+        })
     }
 
     /// Reads the numbers of a change's blocks, which are encoded as runs of consecutive numbers. Calls `run` for each
@@ -444,7 +470,7 @@ impl Changes {
         while !cursor.is_empty() {
             let head = Heading::read(&mut cursor, &mut last)?;
             if let Some(blocks) = head.chunk {
-                change(Change::Chunk { tier: head.tier, blocks })?;
+                change(Change::Chunk { tier: head.tier, blocks, is_gapless: head.is_gapless })?;
                 continue;
             }
             self.names.clear();

@@ -32,6 +32,8 @@ pub(super) const ONCE: u8 = 1 << 5;
 pub(super) const COPIES: u8 = 1 << 6;
 /// Flag in the first byte of a change that marks a change of a tier's chunk size; no blocks follow.
 pub(super) const CHUNK: u8 = 1 << 7;
+/// Flag beside [`CHUNK`]: the engine only loads these chunks without a gap from the prompt's beginning.
+pub(super) const GAPLESS: u8 = 1 << 5;
 
 #[derive(Debug, Clone, Copy)]
 struct BlockNumber {
@@ -55,13 +57,15 @@ pub struct Recorder {
     scratch: Vec<u64>,
     /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device; 0 if unknown.
     chunks: [u32; 3],
+    /// True for each tier beyond the device whose chunks the engine only loads without a gap from the prompt's beginning.
+    gapless: [bool; 3],
 }
 
 impl Recorder {
     /// Creates a recorder for a rank, with the number of blocks in a chunk (the unit of storage) of each tier beyond
-    /// the device; 0 if unknown.
-    pub(crate) fn with_chunks(chunks: [u32; 3]) -> Self {
-        Self { chunks, ..Self::default() }
+    /// the device, 0 if unknown; `gapless`: true if the engine only loads them without a gap from the prompt's beginning.
+    pub(crate) fn with_chunks(chunks: [u32; 3], gapless: [bool; 3]) -> Self {
+        Self { chunks, gapless, ..Self::default() }
     }
 
     /// Removes and returns the encoded changes recorded since the last call; empty if nothing changed.
@@ -126,15 +130,15 @@ impl Recorder {
     }
 
     /// Records the number of blocks in a chunk (the unit of storage) of a tier beyond the device.
-    pub(crate) fn chunk(&mut self, tier: Tier, blocks: u32) {
+    pub(crate) fn chunk(&mut self, tier: Tier, blocks: u32, is_gapless: bool) {
         if let Some(slot) = (tier as usize).checked_sub(1) {
-            self.chunks[slot] = blocks;
-            self.put_chunk(tier, blocks);
+            (self.chunks[slot], self.gapless[slot]) = (blocks, is_gapless);
+            self.put_chunk(tier, blocks, is_gapless);
         }
     }
 
-    fn put_chunk(&mut self, tier: Tier, blocks: u32) {
-        self.out.push(CHUNK | (tier as u8) << TIER_SHIFT);
+    fn put_chunk(&mut self, tier: Tier, blocks: u32, is_gapless: bool) {
+        self.out.push(CHUNK | if is_gapless { GAPLESS } else { 0 } | (tier as u8) << TIER_SHIFT);
         put_varint(&mut self.out, u64::from(blocks));
     }
 
@@ -154,8 +158,9 @@ impl Recorder {
     /// If recorded changes have not been fetched with [`take`](Self::take) before.
     pub fn state(&mut self, copy: &RankCopy, bytes: usize, mut piece: impl FnMut(Vec<u8>)) {
         assert!(self.out.is_empty(), "what was written down before is to be taken first");
-        for (tier, blocks) in Tier::ALL.into_iter().skip(1).zip(self.chunks).filter(|(_, blocks)| *blocks > 0) {
-            self.put_chunk(tier, blocks);
+        let chunks = self.chunks.into_iter().zip(self.gapless);
+        for (tier, (blocks, is_gapless)) in Tier::ALL.into_iter().skip(1).zip(chunks).filter(|(_, it)| it.0 > 0) {
+            self.put_chunk(tier, blocks, is_gapless);
         }
         let most = (bytes / 16).max(1);
         let mut flush = |recorder: &mut Self, all: bool| {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use kvatlas_index::{self as index, BlockHash, Changes, Event, RankHandle, RankRef, Tier};
 
+use super::chunks::names_of_chunks;
 use super::salts::Salts;
 use super::{Reader, Scratch, Tally};
 use crate::error::Reason;
@@ -37,7 +38,10 @@ impl Reader {
             return self.store_by_name(it, index, rank, tally);
         }
         if it.block_size != self.block_size {
-            return Err(self.refuse_size(it));
+            return match self.blocks_in_chunk(it) {
+                Some(blocks) => self.store_chunks(it, blocks, index, rank, tally),
+                None => Err(self.refuse_size(it)),
+            };
         }
         let size = it.block_size as usize;
         let full = match it.block_hashes.len().checked_mul(size) {
@@ -83,6 +87,9 @@ impl Reader {
         if !self.undescribed.is_empty() {
             let described = names.to_vec();
             self.count_described(&described, it.group.is_none(), index, rank, tally);
+        }
+        if tier == Tier::Gpu && (salt.is_some() || it.lora.is_some() || it.lora_id.is_some()) {
+            self.note_keys(it, salt.as_ref(), index, rank);
         }
         if full == it.block_hashes.len() { Ok(()) } else { Err(Reason::PartialBlock) }
     }
@@ -181,6 +188,9 @@ impl Reader {
     ) -> Result<(), Reason> {
         let tier = it.tier();
         let names = N::block_hashes(&it.block_hashes, &mut self.scratch.names);
+        let blocks = self.own_chunks.on(tier);
+        let of_chunks = if blocks > 0 { names_of_chunks(names, blocks) } else { Vec::new() };
+        let names = if blocks > 0 { &of_chunks[..] } else { names };
         if !self.groups.remove(it.group) {
             let (Some(group), true) = (it.group, self.follow_groups) else {
                 return Err(Reason::OtherGroup);
@@ -207,6 +217,9 @@ impl Reader {
             recorder.remove(tier, names, !index.config().count_copies);
         }
         self.salts.remove(names, tier);
+        if tier == Tier::Gpu {
+            self.own_chunks.remove(names);
+        }
         if let Some(hybrid) = &self.hybrid {
             hybrid.remove(names, tier, it.group.is_none());
         }
@@ -315,6 +328,7 @@ impl Reader {
         }
         self.forget_undescribed(&Tier::ALL[1..], index, rank);
         self.salts = Salts::default();
+        self.own_chunks.clear_device();
         if let Some(hybrid) = &self.hybrid {
             hybrid.clear(None);
         }
@@ -362,11 +376,17 @@ impl Reader {
     fn set_chunk(&mut self, slot: usize, chunk: u32, index: &Changes<'_>, rank: &RankHandle) {
         if chunk != self.chunks[slot] {
             self.chunks[slot] = chunk;
-            let tier = Tier::ALL[slot + 1];
-            index.learn_chunk(rank.worker(), rank.rank(), tier, chunk);
-            if let Some(recorder) = &mut self.recorder {
-                recorder.chunk(tier, chunk);
-            }
+            self.tell_chunk(slot, index, rank);
+        }
+    }
+
+    /// Records the chunks of a tier in the index and in the recorder.
+    pub(super) fn tell_chunk(&mut self, slot: usize, index: &Changes<'_>, rank: &RankHandle) {
+        let (tier, chunk) = (Tier::ALL[slot + 1], self.chunks[slot]);
+        let is_gapless = self.has_own_chunks(tier);
+        index.learn_chunk(rank.worker(), rank.rank(), tier, chunk, is_gapless);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.chunk(tier, chunk, is_gapless);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Reader of the event batches of one rank (data-parallel instance of an engine): applies the batches to the index, and
 //! keeps the state that is needed between batches.
 
+mod chunks;
 mod events;
 mod salts;
 mod tally;
@@ -11,6 +12,7 @@ use std::sync::{Arc, LazyLock};
 
 use kvatlas_index::{BlockHash, BlockIndex, RankHandle, RankRef, Tier};
 
+use self::chunks::OwnChunks;
 use self::salts::{Adapters, Salts};
 use self::tally::OtherSizes;
 pub use self::tally::Tally;
@@ -57,6 +59,8 @@ pub struct Reader {
     /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device, as registered or as seen in
     /// store events; 0 before the tier's first store.
     chunks: [u32; 3],
+    /// Chunks that a connector stores under block hashes of its own, and the salts and adapters that it does not announce.
+    own_chunks: OwnChunks,
     /// Blocks on tiers beyond the device that were announced by block hash alone, and whose contents are not known yet.
     undescribed: NameOnlyBlocks,
     /// Index handle of the rank that the last batch was applied to.
@@ -103,6 +107,7 @@ impl Reader {
             clears_host: false,
             host_chunk: None,
             chunks: [0; 3],
+            own_chunks: OwnChunks::default(),
             undescribed: NameOnlyBlocks::default(),
             rank: None,
             scratch: Scratch::default(),
@@ -141,7 +146,10 @@ impl Reader {
     /// Makes the reader record each change that it makes to the index from now on.
     #[must_use]
     pub fn recording(self) -> Self {
-        Self { recorder: Some(Box::new(Recorder::with_chunks(self.chunks))), ..self }
+        Self {
+            recorder: Some(Box::new(Recorder::with_chunks(self.chunks, self.own_chunks.blocks.map(|it| it > 0)))),
+            ..self
+        }
     }
 
     /// Returns the recorder of the changes made to the index; `None` if changes are not recorded.
@@ -210,6 +218,9 @@ impl Reader {
 
     fn note_cleared(&mut self, tier: Tier) {
         self.salts.clear(tier);
+        if tier == Tier::Gpu {
+            self.own_chunks.clear_device();
+        }
         if let Some(hybrid) = &self.hybrid {
             hybrid.clear(Some(tier));
         }
@@ -257,6 +268,13 @@ impl Reader {
     #[must_use]
     pub fn chunks(&self) -> [u32; 3] {
         self.chunks
+    }
+
+    /// True if a connector stores whole chunks under block hashes of its own on this tier, as LMCache's does. The engine
+    /// loads these only if they continue, without a gap from the prompt's beginning, what is beyond its device.
+    #[must_use]
+    pub fn has_own_chunks(&self, tier: Tier) -> bool {
+        self.own_chunks.on(tier) > 0
     }
 
     /// Returns the number of blocks on tiers beyond the device that were announced by block hash alone, and whose
@@ -362,6 +380,11 @@ pub struct ReaderState {
     /// Number of blocks in a chunk (the unit of storage) of each tier beyond the device, as registered or as seen in
     /// store events; 0 before the tier's first store.
     pub chunks: [u32; 3],
+    /// Number of blocks in a chunk that a connector stores under one block hash of its own, for each tier beyond the device;
+    /// 0 where no connector does.
+    pub own_chunks: [u32; 3],
+    /// True if any block on the device has had a LoRA adapter or a cache salt.
+    pub has_keys: bool,
     /// Blocks on tiers beyond the device that were announced by block hash alone and whose contents are not known yet,
     /// each with its number of copies on each tier; in the order of their first announcements.
     pub undescribed: Vec<(BlockHash, [u32; Tier::ALL.len() - 1])>,
@@ -386,6 +409,8 @@ impl Reader {
             shows_salts: self.shows_salts,
             clears_host: self.clears_host,
             chunks: self.chunks,
+            own_chunks: self.own_chunks.blocks,
+            has_keys: self.own_chunks.has_keys,
             undescribed: self.undescribed.iter().collect(),
             salts: self.salts.iter().map(salted).collect(),
         })
@@ -394,13 +419,15 @@ impl Reader {
     /// Replaces the reader's state by the state of another reader, whose rank held the same blocks. The settings are kept.
     #[must_use]
     pub fn with_state(self, state: ReaderState) -> Self {
-        let ReaderState { decides, others, several, looks_ahead, shows_salts, clears_host, chunks, undescribed, salts } =
-            state;
+        let ReaderState { decides, others, several, looks_ahead, shows_salts, clears_host, chunks, .. } = state;
+        let ReaderState { own_chunks, has_keys, undescribed, salts, .. } = state;
+        let own_chunks = OwnChunks::restored(own_chunks, has_keys);
         let mut blocks = Salts::default();
         salts.into_iter().for_each(|it| blocks.put(it.name, it.salt, it.copies));
         let mut waiting = NameOnlyBlocks::default();
         undescribed.into_iter().for_each(|(name, copies)| waiting.put(name, copies));
         let groups = Groups { decides, others, several };
-        Self { groups, looks_ahead, shows_salts, clears_host, chunks, undescribed: waiting, salts: blocks, ..self }
+        let (undescribed, salts) = (waiting, blocks);
+        Self { groups, looks_ahead, shows_salts, clears_host, chunks, own_chunks, undescribed, salts, ..self }
     }
 }

@@ -124,7 +124,8 @@ fn codes_are_stable_and_different() {
             "no_content",
             "other_group",
             "index_full",
-            "partial_block"
+            "partial_block",
+            "hidden_salt"
         ]
     );
     for (at, reason) in Reason::ALL.iter().enumerate() {

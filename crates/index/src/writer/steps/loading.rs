@@ -136,6 +136,21 @@ impl Writer {
         self.loading.read().block_in_pools_of(rank.worker(), inner(block_hash))
     }
 
+    /// True if a rank holds a block with this prefix hash on its device.
+    pub(crate) fn is_on_device(&mut self, rank: &impl RankRef, prefix: u64) -> bool {
+        let Some(number) = self.number_of(rank) else { return false };
+        if !self.rank_mut(number).is_tracked {
+            self.track(number);
+        }
+        self.loading.read().is_on_device(number, prefix)
+    }
+
+    /// Block hashes that a rank holds on a tier, as described at [`Changes::names_on`](crate::Changes::names_on).
+    pub(crate) fn names_on(&self, rank: &impl RankRef, tier: Tier) -> Vec<(BlockHash, bool)> {
+        let held = self.number_of(rank).map(|number| self.loading.read().names_on(number, tier));
+        held.into_iter().flatten().map(|(name, is_on_device)| (BlockHash(name), is_on_device)).collect()
+    }
+
     /// Number of the pool to which a rank's events on this tier belong; None if the tier is the rank's own.
     pub(in crate::writer) fn pool_at(&self, rank: u32, tier: Tier) -> Option<u32> {
         let is_tracked = tier != Tier::Gpu && self.workers.get(rank).is_some_and(|books| books.is_tracked);
