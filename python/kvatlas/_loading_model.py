@@ -248,7 +248,9 @@ class LoadingModel:
         known = [*held.values(), *(pool.meant for pool in pools), self.meant.get(rank, {})]
         chains = Chains(known, [(pool.meant, self.chains_of_pool(pool, ranks)) for pool in pools])
         chunks = self.settings(worker).chunks
-        on_own = [(tier, {chains.of(name) for name in held.get(tier, {})}, (*rank, tier) in self.gapless) for tier in OWN]
+        on_own = [
+            (tier, {chains.of(name) for name in held.get(tier, {})}, (*rank, tier) in self.gapless) for tier in OWN
+        ]
         # LMCache's connector loads any number of blocks.
         own = [
             replace(own_source(tier, chunks[tier], ended), least=1 if is_gapless else chunks[tier])

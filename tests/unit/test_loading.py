@@ -6,6 +6,7 @@ against each other: their arguments, times and pools of several sizes of chunks.
 
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ class Pair:
         assert self.index.apply(worker, decode_batch(encode_batch([event], timestamp=1.0))).refused == {}
 
     def store_chunk(self, worker: str, chunk: int, parent: int | None, tokens: tuple[int, ...]) -> None:
-        """A chunk of blocks of one token in host memory, of which its connector announces one name."""
+        """Announce a chunk of blocks of one token in host memory by one name, as LMCache's connector does."""
         event = Stored([chunk], parent=parent, tokens=list(tokens), block_size=len(tokens), medium="CPU")
         assert self.index.apply(worker, decode_batch(encode_batch([event], timestamp=1.0))).refused == {}
         names = names_in_chunk(chunk, len(tokens))
@@ -247,7 +248,7 @@ def run_own_chunks(seed: int) -> tuple[int, int]:
             answers += len(found)
             ended = [name_of(asked[:end]) ^ 1 << 62 for end in range(blocks, len(asked) + 1, blocks)]
             has = [[chunk in held[each.worker] for chunk in ended] for each in found]
-            holes += sum(any(after and not before for before, after in zip(it, it[1:], strict=False)) for it in has)
+            holes += sum(any(after and not before for before, after in pairwise(it)) for it in has)
     return answers, holes
 
 

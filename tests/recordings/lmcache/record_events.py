@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from record import CHUNK, _Stand, tokens_of
+from record import CHUNK, _Stand, tokens_of  # type: ignore[import-not-found] # beside this script
 
 MODEL = "org/model"
 ROOM = 12
@@ -33,10 +33,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Stand-ins for all modules of vLLM, which are imported for their types only."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "vllm" else None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if f"{name}.".startswith("vllm.") else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _Stand(spec.name)
+        stand: ModuleType = _Stand(spec.name)
+        return stand
 
     def exec_module(self, module: ModuleType) -> None:
         events = {"BlockStored": _Stored, "BlockRemoved": _Removed, "KVEventAggregator": _Aggregator}
@@ -126,12 +127,15 @@ class Server:
     def restart(self) -> None:
         self.keys.clear()
         self.bus = Bus()
-        self.module = KVEventModule(SimpleNamespace(event_bus=self.bus))  # type: ignore[arg-type] # all it uses
+        self.module = KVEventModule(SimpleNamespace(event_bus=self.bus))  # all that it uses
 
     def store(self, tokens: list[int], hashes: list[bytes], salt: str) -> None:
         chunks = [tokens[at * CHUNK : (at + 1) * CHUNK] for at in range(len(hashes))]
         self.bus.say(
-            EventType.MP_TOKENS, chunk_hashes=hashes, token_chunks=chunks, parent_hashes=[None, *hashes[:-1]][: len(hashes)]
+            EventType.MP_TOKENS,
+            chunk_hashes=hashes,
+            token_chunks=chunks,
+            parent_hashes=[None, *hashes[:-1]][: len(hashes)],
         )
         rank = ObjectKey.ComputeKVRank(1, 0, 1, 0)
         keys = [ObjectKey(it, MODEL, rank, 0, salt) for it in hashes]
@@ -190,7 +194,7 @@ class Engine:
         )
 
     def stored(self, tokens: list[int], start: int, end: int) -> None:
-        """A request's chunks were stored, of which the connector tells itself if it does not follow the server."""
+        """Store a request's chunks. A connector that does not follow the server announces them itself."""
         key = SimpleNamespace(token_ids=tokens, start=start * CHUNK, end=end * CHUNK)
         if not self.follows:
             self.adapter._pending_store_kv_events["request"] = self.adapter._build_store_kv_events(key)

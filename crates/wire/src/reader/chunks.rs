@@ -35,9 +35,9 @@ const MOST: usize = 1 << 20;
 /// Number of blocks with a salt or an adapter that are remembered before the first chunk.
 const BEFORE_CHUNKS: usize = 1 << 12;
 
-/// LoRA adapter and cache salt of a block, at least one of which is there.
+/// LoRA adapter and cache salt of a block: one of them or both.
 #[derive(Debug, PartialEq, Eq)]
-struct Keys {
+struct BlockKeys {
     lora: Option<Box<str>>,
     salt: Option<Arc<str>>,
 }
@@ -47,7 +47,7 @@ struct Keys {
 struct KeyedBlock {
     /// Prefix hash that the block would have without salt and adapter.
     prefix: u64,
-    keys: Arc<Keys>,
+    keys: Arc<BlockKeys>,
     copies: u32,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct OwnChunks {
     pub(super) blocks: [u32; 3],
     /// True if any event of the device has had an adapter or a salt.
     pub(super) has_keys: bool,
-    /// True for each tier beyond the device if the index was told of its chunks.
+    /// True for each tier beyond the device whose chunk length the index has.
     told: [bool; 3],
     /// Number of blocks with a salt or an adapter that the device has stored before the first chunk, up to a limit.
     early: usize,
@@ -102,9 +102,9 @@ impl OwnChunks {
     }
 
     /// Salts and adapters under which the device holds a block, given the prefix hash that the block would have without.
-    fn keys_of(&self, prefix: u64) -> Vec<Arc<Keys>> {
+    fn keys_of(&self, prefix: u64) -> Vec<Arc<BlockKeys>> {
         let names = self.by_prefix.get(&prefix).into_iter().flatten();
-        let mut found: Vec<Arc<Keys>> = Vec::new();
+        let mut found: Vec<Arc<BlockKeys>> = Vec::new();
         for block in names.filter_map(|name| self.device.get(name)) {
             if !found.contains(&block.keys) {
                 found.push(block.keys.clone());
@@ -158,8 +158,8 @@ fn after(prefix: Option<u64>, content: u64) -> u64 {
 }
 
 impl Reader {
-    /// Number of blocks of the index's size in each chunk of a store event; `None` if the event does not store chunks: it is
-    /// of the device, or its block size is not a multiple of the index's, or the engine's own blocks have another size.
+    /// Number of blocks of the index's size in each chunk of a store event; `None` if the event does not store chunks: its tier is
+    /// the device, or its block size is not a multiple of the index's, or the engine's own blocks have another size.
     pub(super) fn blocks_in_chunk<N>(&self, it: &StoredOf<N>) -> Option<u32> {
         let blocks = it.block_size / self.block_size;
         let is_multiple = blocks > 1 && it.block_size.is_multiple_of(self.block_size);
@@ -287,7 +287,7 @@ impl Reader {
                 None => return,
             },
         };
-        let keys = Arc::new(Keys { lora: it.adapter().map(Into::into), salt: salt.cloned() });
+        let keys = Arc::new(BlockKeys { lora: it.adapter().map(Into::into), salt: salt.cloned() });
         let counts = self.count_copies && !it.reused && index.config().count_copies;
         for (name, word) in it.block_hashes.iter().map(BlockName::block_hash).zip(words) {
             let its = after(prefix, word);
