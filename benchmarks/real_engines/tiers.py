@@ -100,7 +100,7 @@ class TierProber(Prober):
     ) -> Prediction:
         instance = self.index.instance(worker, tokens, lora=adapter, salt=salt)
         block = self._block_size
-        held = max([instance.get("gpu", 0), *(each["to"] for each in instance.get("loadable", ()))])
+        held = instance.get("used", instance.get("gpu", 0))
         return Prediction(
             held,
             min(held, usable(len(tokens), block)),
@@ -165,7 +165,7 @@ def usable(prompt: int, block: int) -> int:
 
 def parts(instance: dict[str, Any], prompt: int, block: int) -> Counter[str]:
     """Return the tokens that the index expects from each kind of cache, by the engine's names of the kinds."""
-    most = usable(prompt, block)
+    most = min(usable(prompt, block), instance.get("used", prompt))
     found: Counter[str] = Counter({"device": 0, "host": 0, "disk": 0})
     if "loadable" not in instance:
         found["device"] = min(instance.get("gpu", 0), most)

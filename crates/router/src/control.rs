@@ -281,7 +281,7 @@ fn count_models(app: &App, engine: &Engine) {
 /// Asks an engine for its kind (vLLM or SGLang); None if the engine does not answer, or the kind cannot be determined.
 ///
 /// The path that only vLLM has is queried first: in its development mode, vLLM answers the first of SGLang's paths too,
-/// and starts dozens of processes for each such answer.
+/// and starts dozens of processes for each answer there.
 async fn kind(engine: &Engine) -> Option<Kind> {
     let (status, version) = get(engine, Kind::VERSION_PATH, SHORT).await.ok()?;
     if status == 200 {

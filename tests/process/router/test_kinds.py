@@ -57,7 +57,7 @@ def test_vllm_engines_that_are_added(engine: Engine, other: Engine) -> None:
 
 
 def test_vllm_in_development_mode_is_not_asked_for_what_only_sglang_says(engine: Engine, other: Engine) -> None:
-    """Its answer at the same path takes it dozens of processes, and as many again if it is given up and asked anew."""
+    """To answer at SGLang's path, vLLM starts dozens of processes, for every question."""
     for one in (engine, other):
         one.answers |= {"/version": {"version": "0.33.0"}, "/server_info": {"vllm_config": {}}}
     with Router(flags=FLAGS, ready=False) as router:

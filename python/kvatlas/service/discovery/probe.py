@@ -225,8 +225,7 @@ class Prober:
                 rank: _plain(said, *_OF_SOURCE) if isinstance(said, dict) else None for rank, said in sources.items()
             }
             return _ServerAnswer("vllm", about)
-        # In its development mode, an older vLLM has the first of SGLang's routes as well, and each answer there takes it
-        # dozens of processes.
+        # In its development mode, an older vLLM answers at the first of these paths too, by dozens of processes.
         for path in () if await self._vllm_version() else ("/server_info", "/get_server_info"):
             info = await self._asker.get_json(self._engine.url + path, absent=(404, 405), most=LIST)
             if isinstance(info, dict) and ("kv_events" in info or "kv_events_config" in info):
