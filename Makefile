@@ -288,24 +288,7 @@ ARCHITECTURES ?= x86_64 aarch64
 MANYLINUX ?= manylinux_2_28
 WHEELS := target/wheels
 
-# The product's wheel for this machine's architecture is laid out by how often a workload (benchmarks/training.py) runs
-# each branch. What counts is linked without zig, which does not link it, and the names of functions, by which counts are
-# found again, are others on other architectures.
-PROFILE := target/profile
-PROFILED ?= $(shell uname -m)
-
-$(PROFILE)/merged.profdata: $(WHEELS)/ready requirements/dev.txt benchmarks/training.py $(RUST)
-	@rm -rf $(PROFILE)/counts $(PROFILE)/wheel; mkdir -p $(PROFILE)
-	RUSTFLAGS="-Cprofile-generate=$(CURDIR)/$(PROFILE)/counts" CARGO_TARGET_DIR=$(PROFILE)/build $(WHEELS)/venv/bin/maturin build \
-		--release --locked --target $(PROFILED)-unknown-linux-gnu --compatibility linux --out $(PROFILE)/wheel
-	$(PYTHON) -m venv $(PROFILE)/venv
-	$(PROFILE)/venv/bin/python $(PIP_PINNED) requirements/dev.txt
-	$(PROFILE)/venv/bin/python -m pip install --quiet --force-reinstall --no-deps $(PROFILE)/wheel/*.whl
-	$(PROFILE)/venv/bin/python -m benchmarks.training
-	rustup component add llvm-tools
-	$$(rustc --print sysroot)/lib/rustlib/*/bin/llvm-profdata merge --output $@ $(PROFILE)/counts
-
-wheels: $(WHEELS)/ready $(PROFILE)/merged.profdata  ## manylinux wheels in dist, kvatlas and kvatlas-lab: make wheels ARCHITECTURES=aarch64
+wheels: $(WHEELS)/ready  ## manylinux wheels in dist, kvatlas and kvatlas-lab: make wheels ARCHITECTURES=aarch64
 	@rm -f $(WHEELS)/outcome; failed=0; \
 	for arch in $(ARCHITECTURES); do \
 		target=$$arch-unknown-linux-gnu; std=$$(rustc --print sysroot)/lib/rustlib/$$target/lib; \
@@ -313,8 +296,7 @@ wheels: $(WHEELS)/ready $(PROFILE)/merged.profdata  ## manylinux wheels in dist,
 		for package in kvatlas kvatlas_lab; do \
 			if ! test -d $$std; then \
 				outcome="not built: Rust's standard library for $$target is not installed (rustup target add $$target)"; failed=1; \
-			elif (test $$package = kvatlas || cd lab; test $$package/$$arch != kvatlas/$(PROFILED) || \
-					export RUSTFLAGS="-Cprofile-use=$(CURDIR)/$(PROFILE)/merged.profdata"; env -u PYO3_PYTHON PATH="$(CURDIR)/$(WHEELS)/venv/bin:$$PATH" \
+			elif (test $$package = kvatlas || cd lab; env -u PYO3_PYTHON PATH="$(CURDIR)/$(WHEELS)/venv/bin:$$PATH" \
 					$(CURDIR)/$(WHEELS)/venv/bin/maturin build --release --locked \
 					--zig --target $$target --compatibility $(MANYLINUX) --out $(CURDIR)/dist) \
 				&& wheel=$$(ls -t dist/$$package-*-$(MANYLINUX)_$$arch.whl | head -n 1) \

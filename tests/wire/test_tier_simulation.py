@@ -103,7 +103,11 @@ def differences(folder: Path, engines: tuple[str, ...], chunk: int, *, shared: b
                 assert one.tiers.pool is not None
                 storage = leading_blocks(names, 0, chunk, [one.tiers.pool.chunks])
                 wrong["storage" + late] += storage != record["storage_blocks"]
-                wrong["loadable" + late] += one.tiers.outlook(names, device)[0] != record["loadable_blocks"]
+                places = [one.host, one.tiers.pool.chunks]
+                loadable = leading_blocks(names, device, chunk, places)
+                wrong["loadable" + late] += loadable != record["loadable_blocks"]
+                used = loadable if loadable - device >= chunk else device
+                assert one.tiers.outlook(names, device)[0] == used
                 if record["kind"] == "consumer, before a pull":
                     pulled = one.cached(names, len(record["token_ids"]), simulated[engines[0]])
             case "pulled":
