@@ -175,6 +175,7 @@ class LoadingModel:
         members = [held for rank, held in sorted(ranks.items()) if pool.has(rank[0])]
         meant = [self.meant.get(rank, {}) for rank in sorted(ranks) if pool.has(rank[0])]
         known = [*(names for held in members for names in held.values()), *meant]
+        before = [beginnings(ranks[rank], self.meant.get(rank, {})) for rank in sorted(ranks) if pool.has(rank[0])]
         placed = 0
         for name in names:
             if name in pool.seen:
@@ -182,7 +183,7 @@ class LoadingModel:
                 continue
             on_device = (held["gpu"].get(name) for held in members)
             elsewhere = (held[tier].get(name) for held in members for tier in OWN)
-            said = [*on_device, pool.block(name), *elsewhere]
+            said = [*on_device, pool.block(name), *elsewhere, *(names.get(name) for names in before)]
             block = next((block for block in said if block is not None), None)
             if block is None:
                 pool.unmeant[name] = self.now
@@ -193,20 +194,29 @@ class LoadingModel:
         return placed
 
     def store_in_pool(self, pool: Pool, name: Name, known: Iterable[Block | None], said: Block) -> None:
-        """Put a block into a pool.
+        """Put a block into a pool; `end_store` must follow.
 
-        Its parent and content are the first of `known` that is not None, else those of the event (`said`).
+        Its parent and content are the first of `known` that is not None, else those of the event (`said`). If the store
+        of the pool has not named the block, only its meaning is kept, as long as the pool has a block that continues
+        it.
         """
         named_at = pool.unmeant.pop(name, None)
+        block = next((block for block in known if block is not None), said)
+        if pool.follows_store and name not in pool.seen and named_at is None:
+            if name not in pool.known:
+                pool.meant[name] = block
+                pool.known.add(name)
+            return
         if pool.follows_store:
-            if name not in pool.seen and named_at is None:
-                return
             pool.seen.setdefault(name, named_at or 0.0)
         else:
             pool.seen.pop(name, None)
             pool.seen[name] = self.now
-        pool.meant[name] = next((block for block in known if block is not None), said)
+        pool.meant[name] = block
         pool.known.add(name)
+
+    def end_store(self, pool: Pool) -> None:
+        """Forget what a store has brought into a pool and is not needed, and evict what has no room."""
         pool.forget_unused()
         self.keep_to_room(pool)
 
@@ -217,19 +227,21 @@ class LoadingModel:
             pool.take(next(iter(pool.seen)))
 
     def lose(self, name: str, ended: Sequence[int]) -> int:
-        """Remove the blocks that begin with the content hashes `ended` from a pool.
+        """Remove from a pool the block at the end of the content hashes `ended`, and the blocks that continue it.
 
-        Returns the number of removed blocks.
+        Blocks after a hole, of which the pool knows nothing, stay. Returns the number of removed blocks.
         """
         pool = self.pools.get(name)
         if pool is None:
             return 0
-        chains_of = Chains([pool.meant])
-        chains = {block: chains_of.of(block) for block in pool.seen}
-        gone = [block for block, it in chains.items() if it is not None and it[: len(ended)] == tuple(ended)]
-        for block in gone:
+        chains = Chains([pool.meant])
+        gone = {block for block in pool.known if chains.of(block) == tuple(ended)}
+        while more := {block for block in pool.known - gone if pool.meant[block][0] in gone}:
+            gone |= more
+        lost = [block for block in gone if block in pool.seen]
+        for block in lost:
             pool.take(block)
-        return len(gone)
+        return len(lost)
 
     def find(self, ranks: Ranks, query: Sequence[int]) -> list[Loadable]:
         """Find the blocks of a prompt that each rank can load.
@@ -303,6 +315,18 @@ def own_source(tier: Tier, chunk: int, chains: set[Chain | None]) -> Source:
         return Segment(start, end, tier, None, True, None) if ended in chains else None
 
     return Source(chunk, chunk, segment)
+
+
+def beginnings(held: Held, meant: Mapping[Name, Block]) -> dict[Name, Block]:
+    """The blocks before those that a rank holds, as far as their meaning is known."""
+    found: dict[Name, Block] = {}
+    for names in held.values():
+        for block in names.values():
+            name = block[0]
+            while name is not None and name in meant and name not in found:
+                found[name] = meant[name]
+                name = meant[name][0]
+    return found
 
 
 def within(segment: Callable[[int, int, Chain], Segment | None], reach: int) -> Callable[..., Segment | None]:

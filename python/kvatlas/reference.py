@@ -154,6 +154,8 @@ class ReferenceIndex:
         for name, content in zip(block_hashes, contents, strict=True):
             self._store_block(worker, rank, tier, name, (parent, content))
             parent = name
+        if pool := self._loading.pool_at(worker, tier):
+            self._loading.end_store(pool)
         waiting = self._undescribed.get((worker, rank), {})
         described = [(name, waiting.pop(name, [])) for name in block_hashes]
         for name, tiers in described:
@@ -187,6 +189,8 @@ class ReferenceIndex:
             if block is not None:
                 self._counters["stores"] += 1
                 self._store_block(worker, rank, tier, name, block)
+                if pool := self._loading.pool_at(worker, tier):
+                    self._loading.end_store(pool)
                 continue
             copies = self._undescribed.setdefault((worker, rank), {}).setdefault(name, [])
             if self.count_copies or tier not in copies:

@@ -110,6 +110,7 @@ def run(seed: int) -> int:
             room=rng.choice([None, None, 5, 12]),
             evicts=rng.choice(["announced", "used"]),
             from_beginning=rng.random() < 0.3,
+            follows_store=rng.random() < 0.3,
         )
     prompts: list[tuple[int, ...]] = [(1,)]
     while len(prompts) < 10:
@@ -119,8 +120,16 @@ def run(seed: int) -> int:
         pair.both("loading.set_time", float(now))
         worker, prompt, rank = rng.choice(WORKERS), rng.choice(prompts), rng.choice([0, 0, 0, 1])
         tier: Tier = rng.choice(["gpu", *OFFLOADED])
-        pool = rng.choice(["folder", "store"])
-        match rng.randrange(22):
+        pool, ends = rng.choice(["folder", "store"]), range(1, len(prompt) + 1)
+        match rng.randrange(25):
+            case 22 | 23:
+                named = [name_of(prompt[:end]) for end in rng.sample(ends, rng.randint(1, len(prompt)))]
+                placed = pair.both("loading.hold", pool, block_hashes=named)
+                assert placed[0] == placed[1]
+            case 24:
+                named = [name_of(prompt[:end]) for end in rng.sample(ends, rng.randint(1, len(prompt)))]
+                left = pair.both("loading.release", pool, block_hashes=named)
+                assert left[0] == left[1]
             case 20:
                 found = [
                     name_of(prompt[:end]) for prompt in rng.sample(prompts, 3) for end in range(1, len(prompt) + 1)
@@ -140,7 +149,7 @@ def run(seed: int) -> int:
             case 2:
                 pair.both("drop", worker)
             case 3:
-                lost = pair.both("loading.lose", "folder", content_hashes=list(prompt[: rng.randint(1, len(prompt))]))
+                lost = pair.both("loading.lose", pool, content_hashes=list(prompt[: rng.randint(1, len(prompt))]))
                 assert lost[0] == lost[1]
             case 4 | 5 | 6 | 7:
                 gone = rng.sample(range(1, len(prompt) + 1), k=rng.randint(1, len(prompt)))
@@ -383,6 +392,17 @@ def test_chunks_that_only_continue_other_chunks() -> None:
         pair.store("a", prompt[:4], 0, "gpu", 0)
         pair.store("a", prompt[:8], 4, "external", 0)
         assert used(pair, prompt) == [wanted]
+
+
+def test_the_beginning_of_a_block_is_known_though_the_store_lacks_it() -> None:
+    pair = Pair()
+    pair.both("loading.add_pool", "store", members=["a", "b"], chunk=3, follows_store=True)
+    prompt = (1, 2, 3, 4)
+    assert pair.both("loading.hold", "store", block_hashes=[name_of(prompt[:3])]) == (0, 0)
+    pair.store("a", prompt, 0, "external", 0)
+    assert used(pair, prompt) == [3, 3], "the chunk is looked up by its last block"
+    assert pair.both("loading.lose", "store", content_hashes=list(prompt[:1])) == (1, 1), "it continues the first block"
+    assert used(pair, prompt) == [0, 0]
 
 
 @pytest.mark.parametrize("keeps", [True, False, None])

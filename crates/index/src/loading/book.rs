@@ -333,20 +333,30 @@ impl LoadBook {
         let (it, now) = (&mut self.pools[pool as usize], self.outside.time());
         let on = only(it.pool.tier);
         let (mut parent, mut moved, mut stored) = (parent, Vec::new(), Vec::with_capacity(names.len()));
+        let mut absent = Vec::new();
         for (&name, &content) in names.iter().zip(contents) {
             let before = parent.replace(name);
             let named_at = it.unmeant.remove(&name);
             let seen_at = if it.pool.follows_store { it.seen.get(&name).copied().or(named_at) } else { Some(now) };
-            let Some(seen_at) = seen_at else { continue };
             let publishers = publisher.names.get(name);
             let on_device = publishers.filter(|known| known.on & only(Tier::Gpu) != 0);
             let known = on_device.or_else(|| it.names.get(name)).or(publishers);
-            moved.extend(it.names.set(name, known.map_or((before, content), |known| known.block), on));
+            let block = known.map_or((before, content), |known| known.block);
+            let Some(seen_at) = seen_at else {
+                // The store does not have it, but perhaps a block that continues it, whose prompt begins with it.
+                if it.names.get(name).is_none() {
+                    moved.extend(it.names.set(name, block, 0));
+                    absent.push(name);
+                }
+                continue;
+            };
+            moved.extend(it.names.set(name, block, on));
             if it.seen.insert(name, seen_at).is_none() || !it.pool.follows_store {
                 stored.push(name);
             }
         }
         it.note_announced(&stored);
+        absent.iter().rev().for_each(|&name| moved.extend(it.names.forget_unused(name)));
         moved.into_iter().for_each(|(name, parent)| self.stop_waiting(Part::Pool(pool), name, parent));
         let mut fresh = Vec::new();
         names.iter().for_each(|&name| self.trace(Part::Pool(pool), name, &mut fresh));
