@@ -229,7 +229,7 @@ class LoadingModel:
     def lose(self, name: str, ended: Sequence[int]) -> int:
         """Remove from a pool the block at the end of the content hashes `ended`, and the blocks that continue it.
 
-        Blocks after a hole, of which the pool knows nothing, stay. Returns the number of removed blocks.
+        Blocks that come after a block unknown to the pool stay. Returns the number of removed blocks.
         """
         pool = self.pools.get(name)
         if pool is None:

@@ -82,7 +82,8 @@ def fleet_of(count: int, tokenizer: Path, stack: ExitStack, *flags: str) -> Flee
 
 
 def is_held(router: Router, text: str, by: str) -> bool:
-    return holder(router, text + "?") == by
+    """True if an engine is known to hold a prompt. Nothing is sent: another engine would hold it as well."""
+    return expected(router, text)[by] > 0
 
 
 def text_of(seed: int, length: int) -> str:

@@ -124,7 +124,8 @@ def test_who_waits_is_not_sent_to_an_engine_that_fell_asleep_meanwhile(
         wait_until(lambda: router.workers()[0]["standing"] == "asleep", "it is seen to sleep")
         first.set()
         wait_until(lambda: router.workers()[0]["in_flight"] == 0, "it has nothing to do")
-        assert waiting(router) == 4, "it looks idle, and takes no requests"
+        # How fast engines compute prompts is learnt from the first one: the other one may get them at once.
+        wait_until(lambda: waiting(router) + other.asked() == 5, "they wait, or the other one has them")
         second.set()
         answers = [one.result() for one in late]
         assert [answer.status for answer in answers] == [200] * 4

@@ -193,7 +193,14 @@ impl Places {
         facts.waited.add(began.elapsed());
         match outcome {
             core::Outcome::Placed(decision) => {
+                // The engine may have fallen asleep or died since the candidates were determined.
+                let is_allowed =
+                    candidates(&self.fleet, facts, task, tried).is_ok_and(|now| now.contains(&decision.worker));
                 let mut core = self.core();
+                if !is_allowed {
+                    core.router.fail(decision.id, seconds());
+                    return Ok(None);
+                }
                 let Core { router, unheard, .. } = &mut *core;
                 placed(router, unheard.as_mut(), &decision, facts, task, seconds());
                 Ok(Some(ExplainedDecision { decision, terms: None, bounds, warm_up: None }))
