@@ -271,7 +271,7 @@ miri: check-tools  ## undefined behaviour and races in the room that has `unsafe
 sanitize: check-tools  ## address sanitizer (needs a nightly toolchain), then Valgrind, over the tests of the index
 	RUSTFLAGS="-Zsanitizer=address" cargo +nightly test --locked -p kvatlas-index --lib --test random_streams --test concurrency \
 		--target $$(rustc -vV | sed -n 's/host: //p') --target-dir target/asan
-	CARGO_TARGET_$$(rustc -vV | sed -n 's/host: //p' | tr 'a-z-' 'A-Z_')_RUNNER="valgrind -q --error-exitcode=9" \
+	env CARGO_TARGET_$$(rustc -vV | sed -n 's/host: //p' | tr 'a-z-' 'A-Z_')_RUNNER="valgrind -q --error-exitcode=9" \
 		KVATLAS_SEEDS=20 cargo test --locked -p kvatlas-index --lib --test random_streams --test concurrency
 
 docs: docs-rust docs-site  ## the documentation: the site in target/site, Rust's in target/doc, without warnings
