@@ -87,15 +87,13 @@ impl Places {
 
     /// Chooses engines for waiting requests in a loop that never ends.
     pub(crate) async fn bind(&self) {
-        let (mut standings, mut is_changed) = (Vec::new(), false);
+        let (mut standings, mut looked) = (Vec::new(), Instant::now());
         loop {
             let _ = tokio::time::timeout(TICK, self.room.notified()).await;
             self.core().router.expire(seconds());
-            // The waiting requests first determine which engines they may go to. Never twice in a row: an engine whose
-            // state keeps changing must not hold them back.
-            is_changed = self.look_at_engines(&mut standings) && !is_changed;
-            if is_changed {
-                continue;
+            if looked.elapsed() >= TICK {
+                looked = Instant::now();
+                self.look_at_engines(&mut standings);
             }
             while self.bind_one().await {
                 // Whoever serves requests wants the lock as well.
@@ -105,18 +103,16 @@ impl Places {
     }
 
     /// Notifies waiting requests if the health state of an engine has changed since the last call, so that it no longer
-    /// gets requests or gets them again; returns true if so. `standings`: for each engine at the last call, its state, and
-    /// true if it could be given requests.
-    fn look_at_engines(&self, standings: &mut Vec<(HealthState, bool)>) -> bool {
+    /// gets requests or gets them again. `standings`: for each engine at the last call, its state, and true if it could be
+    /// given requests.
+    fn look_at_engines(&self, standings: &mut Vec<(HealthState, bool)>) {
         let engines = self.fleet.engines();
         let now = engines.iter().map(|engine| (engine.health.standing(), engine.takes_requests()));
-        let is_changed = !now.clone().eq(standings.iter().copied());
-        if is_changed {
+        if !now.clone().eq(standings.iter().copied()) {
             standings.clear();
             standings.extend(now);
             self.core().fleet_changed();
         }
-        is_changed
     }
 
     /// Chooses an engine for the next waiting request. Returns false if no engine has capacity, or no request waits.
