@@ -1,12 +1,13 @@
 //! Atomic types of this crate: the standard library's, or loom's when its model checker runs the tests (`--cfg loom`).
+//! The tests depend on the library as well, which has the standard library's in any case.
 
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Small number of the current thread, assigned on first use, by which threads are spread over several counters.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 #[inline]
 pub(crate) fn stripe_of_thread() -> usize {
     use std::cell::Cell;
@@ -27,7 +28,7 @@ pub(crate) fn stripe_of_thread() -> usize {
 
 /// Number of the current thread, by which threads are spread over several counters. Under the model checker it is
 /// always 0, so that all threads share a counter, which is the harder case.
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 pub(crate) fn stripe_of_thread() -> usize {
     0
 }
